@@ -1,0 +1,46 @@
+"""What the scheduler decides, as plain data. The driver acts on it; the scheduler itself does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.batch import Batch
+from shoal.core.ticket import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Start this batch now: an executor is reserved for it and its members are RUNNING."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Offer this batch to the next executor that becomes free; it may be recalled until it starts."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """These tickets have passed their deadline; they have left the queue and will never run."""
+
+    tickets: list[Ticket]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A ticket was not accepted.
+
+    `reason` is a word of the error table (`queue_full`, `too_large`, `draining`); `bound` names the limit that was reached
+    (`requests`, `rows`, `bytes`, `batch`), `limit` its value and `used` what was taken when the ticket came.
+    """
+
+    reason: str
+    bound: str
+    limit: int
+    used: int
+
+
+Decision = Dispatch | Stage | Expire

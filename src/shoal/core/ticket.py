@@ -1,0 +1,92 @@
+"""The ticket: one accepted request as the scheduler sees it.
+
+A ticket knows how much it weighs and how long it may wait; it does not know what it carries (`payload`) or who is told of its end
+(`on_end`). Only the scheduler changes its state. Nothing here reads a clock or does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.core.batch import Batch
+
+
+class TicketState(IntEnum):
+    """Where a ticket is. It moves down this list only; everything from ANSWERED on is an ending, and there is exactly one."""
+
+    NEW = 0
+    RESERVED = 1  # room in the queue is held while the body is still being read
+    WAITING = 2
+    STAGED = 3  # in the batch that starts next; may still be taken out
+    RUNNING = 4
+    ANSWERED = 5
+    REFUSED = 6
+    EXPIRED = 7
+    CANCELLED = 8
+    FAILED = 9
+
+
+class Ticket:
+    """One request between acceptance and its single ending.
+
+    Written by the owner before `reserve`/`submit`: `rows` (at least 1), `payload_bytes`, `signature` (tickets batch together only
+    when equal), `level` (1 is highest), `tenant`, `deadline_ns` (absolute, or None), `payload` (opaque), `on_end` (called
+    once by the engine with the ticket, never by the scheduler).
+
+    Written by the scheduler: `state`, `accepted_ns`, `batch`, `parts` (the pieces of a ticket larger than one batch), `parent` and
+    `start_row` (of such a piece: which rows of the parent's payload it stands for).
+
+    Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
+    """
+
+    __slots__ = (
+        "accepted_ns",
+        "answer",
+        "answer_row",
+        "batch",
+        "deadline_ns",
+        "error",
+        "level",
+        "on_end",
+        "parent",
+        "parts",
+        "payload",
+        "payload_bytes",
+        "rows",
+        "signature",
+        "start_row",
+        "state",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        rows: int = 1,
+        payload_bytes: int = 0,
+        signature: Hashable = None,
+        payload: Any = None,
+        on_end: Callable[[Ticket], None] | None = None,
+        deadline_ns: int | None = None,
+        level: int = 0,
+        tenant: Hashable = None,
+    ) -> None:
+        self.rows = rows
+        self.payload_bytes = payload_bytes
+        self.signature = signature
+        self.payload = payload
+        self.on_end = on_end
+        self.deadline_ns = deadline_ns
+        self.level = level
+        self.tenant = tenant
+        self.state = TicketState.NEW
+        self.accepted_ns = 0
+        self.batch: Batch | None = None
+        self.parts: list[Ticket] | None = None
+        self.parent: Ticket | None = None
+        self.start_row = 0
+        self.answer: Any = None
+        self.answer_row = 0
+        self.error: Exception | None = None

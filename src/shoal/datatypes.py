@@ -1,0 +1,89 @@
+"""The vocabulary of tensors that every room shares: datatypes of the Open Inference Protocol, tensor and model descriptions.
+
+Descriptions only: no tensor data, no validation of requests (that is `tensors/`), no JSON (that is `protocols/`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["DATATYPES", "DataType", "ModelSpec", "TensorSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """One datatype of the protocol.
+
+    `numpy` is the little-endian dtype of an element on the wire (`object` for BYTES; BF16 travels and is stored as uint16, the high
+    half of a float32); `itemsize` is its size in bytes, 0 for BYTES, whose elements vary.
+    """
+
+    name: str
+    numpy: np.dtype[Any]
+    itemsize: int
+
+
+def _datatype(name: str, numpy_name: str) -> DataType:
+    dtype = np.dtype(numpy_name)
+    return DataType(name, dtype, 0 if dtype == object else dtype.itemsize)
+
+
+DATATYPES: Final[dict[str, DataType]] = {
+    name: _datatype(name, numpy_name)
+    for name, numpy_name in {
+        "BOOL": "bool",
+        "UINT8": "<u1",
+        "UINT16": "<u2",
+        "UINT32": "<u4",
+        "UINT64": "<u8",
+        "INT8": "<i1",
+        "INT16": "<i2",
+        "INT32": "<i4",
+        "INT64": "<i8",
+        "FP16": "<f2",
+        "BF16": "<u2",
+        "FP32": "<f4",
+        "FP64": "<f8",
+        "BYTES": "object",
+    }.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A model's input or output: name, datatype name, and shape with -1 for each variable dimension.
+
+    For a model that batches, the first dimension of `shape` is the batch dimension and is -1; `row_shape` is the rest.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row: everything behind the batch dimension."""
+        return self.shape[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a backend says about its model.
+
+    `batchable` is False where no batch dimension exists or a probe refuted it; `unbatchable_reason` then says why, and every
+    request runs alone with its whole shape. `platform` is the word shown in metadata, for example `onnxruntime_onnx`.
+    `uses_parameters`: the model is handed each row's request parameters. `echo_parameters`: custom request parameters are
+    returned in the response. `labels` maps an output name to its class labels, for the classification extension.
+    """
+
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batchable: bool = True
+    unbatchable_reason: str | None = None
+    uses_parameters: bool = False
+    echo_parameters: bool = False
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
