@@ -28,7 +28,7 @@ class DataType:
 
 def _datatype(name: str, numpy_name: str) -> DataType:
     dtype = np.dtype(numpy_name)
-    return DataType(name, dtype, 0 if dtype == object else dtype.itemsize)
+    return DataType(name, dtype, 0 if dtype.hasobject else dtype.itemsize)
 
 
 DATATYPES: Final[dict[str, DataType]] = {

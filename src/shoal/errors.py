@@ -70,9 +70,7 @@ class ShoalError(Exception):
     grpc_code: ClassVar[str] = "INTERNAL"
     retry_helps: ClassVar[bool] = False
 
-    def __init__(
-        self, message: str, *, retry_after_ms: int | None = None, queue: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, message: str, *, retry_after_ms: int | None = None, queue: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms

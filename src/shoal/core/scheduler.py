@@ -16,9 +16,7 @@ class Scheduler:
     through `complete`), `Expire` (EXPIRED) or `cancel` (CANCELLED).
     """
 
-    def __init__(
-        self, batching: BatchingSettings, queue: QueueSettings, *, executors: int = 1, stage: bool = False
-    ) -> None: ...
+    def __init__(self, batching: BatchingSettings, queue: QueueSettings, *, executors: int = 1, stage: bool = False) -> None: ...
 
     def reserve(self, ticket: Ticket, now_ns: int) -> Refuse | None:
         """Hold room for a ticket whose body is not read yet (its `rows` are at least 1 and `payload_bytes` what was announced)."""
