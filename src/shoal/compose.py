@@ -1,0 +1,121 @@
+"""The one place where objects are wired together: settings in, a running server out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, TextIO
+
+from shoal.config.settings import Settings
+from shoal.engine.registry import Engine
+from shoal.errors import ConfigError
+from shoal.server.endpoints import Router
+from shoal.server.http_server import HttpServer
+
+__all__ = ["Server", "serve"]
+
+_log = logging.getLogger("shoal")
+
+# By default the interpreter lets a thread wait 5 ms for the GIL. A worker that has a batch to start, or its result to hand over,
+# would lose that much whenever the loop is busy.
+_SWITCH_INTERVAL_SECONDS: Final = 0.0005
+# How long answers that are rendered may take to leave after draining.
+_CLOSE_GRACE_SECONDS: Final = 5.0
+
+
+class Server:
+    """A whole server on the running event loop. `async with Server(settings) as server:` starts and, at the end, drains it.
+
+    `start` returns when the ports are bound and every model is loaded or has failed to load (see `Engine.states`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine = Engine()
+        self.router = Router(self.engine, settings)
+        self.http: HttpServer | None = None
+        self.http_port = 0
+
+    async def start(self) -> None:
+        """Bind, so that liveness can be asked from the first moment; then load. Raises ConfigError when a port is taken."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+        self.http = HttpServer(self.settings.server, self.router)
+        self.http_port = await self.http.start()
+        for name, model in self.settings.models.items():
+            await self.engine.load(name, model)
+
+    async def stop(self) -> bool:
+        """Refuse new requests, finish the accepted ones, close. False if the time for it ran out."""
+        self.router.draining = True
+        if self.http is not None:
+            self.http.draining = True
+        finished = await self.engine.drain(self.settings.server.drain_timeout_ms)
+        if self.http is not None:
+            await self.http.close(_CLOSE_GRACE_SECONDS if finished else 0.0)
+        await self.engine.close()
+        return finished
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+
+async def _serve(settings: Settings, out: TextIO) -> int:
+    from shoal.config.effective import startup_lines
+
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    signals = 0
+
+    def on_signal(number: int) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            print("stopped at once", file=out, flush=True)
+            os._exit(128 + number)
+        print("draining; a second signal stops at once", file=out, flush=True)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    server = Server(settings)
+    starting = asyncio.ensure_future(server.start())
+    waiting = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # told to stop while loading
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    else:
+        try:
+            starting.result()
+        except ConfigError as error:
+            waiting.cancel()
+            await server.engine.close()
+            print(f"shoal: {error.message}", file=sys.stderr)
+            return 1
+        for line in startup_lines(settings, server.engine, server.http_port):
+            print(line, file=out)
+        out.flush()
+        await stopping.wait()
+    finished = await server.stop()
+    print("drained" if finished else "drain timeout: some requests were not finished", file=out, flush=True)
+    return 0 if finished else 1
+
+
+def serve(settings: Settings, out: TextIO = sys.stdout) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    run: Callable[..., int]
+    try:
+        from uvloop import run
+    except ImportError:  # no uvloop on this platform
+        from asyncio import run
+    return run(_serve(settings, out))

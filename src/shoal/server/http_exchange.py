@@ -1,0 +1,130 @@
+"""One HTTP request and its one response. Renders response heads; knows nothing of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.errors import ShoalError
+from shoal.protocols.content_coding import encode_content
+from shoal.protocols.status import error_body, http_status, retry_headers
+from shoal.server.http_head import Head
+
+if TYPE_CHECKING:
+    from shoal.core.ticket import Ticket
+    from shoal.engine.lane import Lane
+    from shoal.server.http_connection import HttpConnection
+
+__all__ = ["Exchange"]
+
+_REASONS: Final = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    413: b"Content Too Large",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+}
+
+# Up to this size the head and the body go out as one buffer; beyond, the copy would cost more than a second buffer does.
+_JOIN_BYTES: Final = 16 << 10
+
+Buffer = bytes | memoryview
+
+
+class Exchange:
+    """A request from its head on, until its response is handed to the connection. Answered exactly once.
+
+    `ticket` and `lane` are set while an inference is queued or running, so that a vanished client can be taken out of the queue;
+    `plan` belongs to the inference route. `response` is set while an answer waits for older ones on the same connection.
+    """
+
+    __slots__ = ("answered", "connection", "head", "keep_alive", "lane", "plan", "response", "ticket")
+
+    def __init__(self, connection: HttpConnection, head: Head) -> None:
+        self.connection = connection
+        self.head = head
+        self.keep_alive = head.keep_alive
+        self.answered = False
+        self.response: list[Buffer] | None = None
+        self.ticket: Ticket | None = None
+        self.lane: Lane | None = None
+        self.plan: Any = None
+
+    def request_id(self) -> bytes:
+        """The client's own `x-request-id`, or a fresh one."""
+        return self.head.request_id or self.connection.server.next_request_id()
+
+    def send(self, response: list[Buffer]) -> None:
+        """Hand a rendered response to the connection."""
+        self.answered = True
+        self.connection.send(self, response)
+
+    def answer(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        content_type: bytes = b"application/json",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Answer with one body, compressed when the client asked for it."""
+        coding = self.head.response_coding
+        if coding is not None and body:
+            body = encode_content(body, coding)
+            headers = (*headers, ("Content-Encoding", coding))
+        head = self.render_head(status, content_type, len(body), headers)
+        if self.head.method == b"HEAD":
+            self.send([head])
+        else:
+            self.send([head + body] if len(body) < _JOIN_BYTES else [head, body])
+
+    def render_head(self, status: int, content_type: bytes, length: int, headers: Sequence[tuple[str, str]] = ()) -> bytes:
+        """The response head, blank line included."""
+        if self.connection.server.draining:
+            self.keep_alive = False
+        lines = [
+            b"HTTP/1.1 %d %s" % (status, _REASONS.get(status, b"Status")),
+            b"Content-Type: " + content_type,
+            b"Content-Length: %d" % length,
+            b"x-request-id: " + self.request_id(),
+        ]
+        lines.extend(f"{name}: {value}".encode("latin-1") for name, value in headers)
+        if not self.keep_alive:
+            lines.append(b"Connection: close")
+        elif self.head.http_1_0:
+            lines.append(b"Connection: keep-alive")
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
+
+    def fail(self, error: ShoalError, status: int | None = None) -> None:
+        """Answer with an error; `status` overrides the one of the error table (408 and 431, which only HTTP knows)."""
+        server = self.connection.server
+        server.count_error(error)
+        self.answer(
+            error_body(error),
+            status=status or http_status(error, overload_status=server.settings.overload_status),
+            headers=retry_headers(error),
+        )
+
+    def abandon(self) -> None:
+        """Nobody reads the answer any more: take what is queued out of the queue."""
+        self.answered = True
+        ticket, lane = self.ticket, self.lane
+        if ticket is not None and lane is not None:
+            self.ticket = self.lane = None
+            lane.cancel(ticket)
+
+    def ticket_ended(self, ticket: Ticket) -> None:
+        """The engine's call when the inference has its ending."""
+        self.ticket = self.lane = None
+        if not self.answered:
+            self.head.route.finish(self, ticket)
