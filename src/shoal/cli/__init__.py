@@ -1,1 +1,1 @@
-
+"""The `shoal` command: words to settings, settings to entry points, and nothing else."""

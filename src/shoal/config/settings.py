@@ -16,7 +16,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections: immutable, keyword only, typos refused."""
 
 
-class BatchingSettings(Section):
+class BatchingSettings(Section, frozen=True, kw_only=True):
     """`[models.NAME.batching]`: when a batch starts and how large it may be.
 
     A batch starts when an executor slot is free and its budget (`max_batch_size` rows) is full, or its oldest request has waited
@@ -34,7 +34,7 @@ class BatchingSettings(Section):
     reorder: bool = False
 
 
-class QueueSettings(Section):
+class QueueSettings(Section, frozen=True, kw_only=True):
     """`[models.NAME.queue]`: how much may wait, and for how long. `None` means no bound.
 
     `max_queue_*` count what waits for an executor (accepted, not yet started), exactly. `default_timeout_ms` applies to requests
@@ -54,7 +54,7 @@ class QueueSettings(Section):
     default_priority: int = 1
 
 
-class ModelSettings(Section):
+class ModelSettings(Section, frozen=True, kw_only=True):
     """`[models.NAME]`: which file or object is served, and how it is executed.
 
     `path` names an ONNX file, or `file.py:Class` / `module:object` for a Python model. `instances` executors run batches at the
@@ -72,7 +72,7 @@ class ModelSettings(Section):
     queue: QueueSettings = QueueSettings()
 
 
-class ServerSettings(Section):
+class ServerSettings(Section, frozen=True, kw_only=True):
     """`[server]`: addresses, limits and timeouts of the front ends."""
 
     host: str = "127.0.0.1"
