@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import IntEnum
+from typing import Final
 
 from shoal.core.ticket import Ticket
+
+REASONS: Final = ("full", "delay", "idle", "preferred", "shape", "drain", "deadline")
 
 
 class BatchState(IntEnum):
@@ -17,9 +20,14 @@ class BatchState(IntEnum):
 
 
 class Batch:
-    """Members in order, their total rows, why it was sent (`full`, `delay`, `idle`, `preferred`, `shape`, `drain`), and when."""
+    """Members in order, their total rows, why it was sent, and when it was started.
 
-    __slots__ = ("members", "reason", "rows", "signature", "started_ns", "state")
+    `reason` is one of REASONS: the budget is `full`; the oldest waited `max_delay` (`delay`); no delay is set and a slot was free
+    (`idle`); a `preferred` size was reached; it could not grow, because the next in order differs or does not fit (`shape`); the
+    queue is being flushed (`drain`); waiting longer would have missed a deadline (`deadline`).
+    """
+
+    __slots__ = ("cut", "members", "reason", "rows", "signature", "started_ns", "state")
 
     def __init__(self, members: list[Ticket], rows: int, signature: Hashable, reason: str) -> None:
         self.members = members
@@ -28,3 +36,4 @@ class Batch:
         self.reason = reason
         self.state = BatchState.STAGED
         self.started_ns = 0
+        self.cut = 0  # how many members are pieces of larger tickets

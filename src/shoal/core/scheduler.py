@@ -1,49 +1,600 @@
-"""The scheduler of one model: a pure machine from (event, time) to decisions. See the class for the contract."""
+"""The scheduler of one model: a pure machine from (event, time) to decisions. See the class for the contract.
+
+Bounds, states and executor accounting live here; the order of waiting tickets in `queue`, the question whether a batch may start in
+`policy`, deadlines in `expiry`, tickets larger than one batch in `split`. No clock, no I/O, no thread, no log.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from shoal.config.settings import BatchingSettings, QueueSettings
-from shoal.core.batch import Batch
-from shoal.core.decisions import Decision, Refuse
-from shoal.core.ticket import Ticket
+from shoal.core.batch import REASONS, Batch, BatchState
+from shoal.core.decisions import Decision, Dispatch, Expire, Refuse, Stage
+from shoal.core.expiry import ExpiryTimers
+from shoal.core.policy import FixedWindow, Plan
+from shoal.core.queue import WaitQueue
+from shoal.core.rules import FOREVER, Rules
+from shoal.core.snapshot import LevelSnapshot, Snapshot
+from shoal.core.split import Split, cut
+from shoal.core.ticket import Ticket, TicketState
+
+_NEW: Final = TicketState.NEW
+_RESERVED: Final = TicketState.RESERVED
+_WAITING: Final = TicketState.WAITING
+_STAGED: Final = TicketState.STAGED
+_RUNNING: Final = TicketState.RUNNING
+_ANSWERED: Final = TicketState.ANSWERED
+_REFUSED: Final = TicketState.REFUSED
+_EXPIRED: Final = TicketState.EXPIRED
+_CANCELLED: Final = TicketState.CANCELLED
+_FAILED: Final = TicketState.FAILED
+_B_STAGED: Final = BatchState.STAGED
+_B_RUNNING: Final = BatchState.RUNNING
+_B_DONE: Final = BatchState.DONE
+_NO_TICKETS: Final[Sequence[Ticket]] = ()
 
 
 class Scheduler:
-    """CONTRACT (fixed; the body is to be written).
+    """One model's tickets between acceptance and their endings.
 
-    All times are integer nanoseconds of one monotonic clock that the caller owns. No method blocks, raises for a full queue, or calls
-    anything of the caller's. Every ticket that was accepted ends exactly once: by `complete` (ANSWERED/FAILED, set by the engine
-    through `complete`), `Expire` (EXPIRED) or `cancel` (CANCELLED).
+    All times are integer nanoseconds of one monotonic clock that the caller owns. No method blocks, raises for a full queue, or
+    calls anything of the caller's. Every ticket that was accepted ends exactly once: by `complete` (ANSWERED/FAILED, set by the
+    engine through `complete`), `Expire` (EXPIRED) or `cancel` (CANCELLED).
+
+    A batch starts when an executor is free and it is full, or its oldest member has waited `max_delay` since it was accepted, or
+    waiting longer would miss a deadline; with `max_delay_ms = 0`, whenever an executor is free and something waits.
+
+    - Bounds count RESERVED, WAITING and STAGED tickets, exactly, in requests, rows and bytes. A running batch no longer counts.
+    - Level 1 goes first; 0 means the default level. Within a level first in, first out.
+    - With `stage`, at most one further batch is formed while every executor is busy. Until it starts it may grow, lose members or
+      be overtaken. A driver that has handed it to another thread takes it back (`recall`) before it calls `poll` or `cancel`; if it
+      cannot, because an executor has begun, it calls `start` first. `wants_recall` says whether taking it back can change anything.
+    - `complete` and `start` may be reported in either order: an executor counts as busy once for every running batch.
+    - A ticket of more rows than `max_batch_size` is cut into parts (`oversize = "split"`), which run as pieces; the ticket itself
+      is in no batch. See `complete` for its ending.
+
+    Costs: `submit`, `cancel`, `next_wakeup_ns` O(1) (a deadline out of order O(log n)); `poll` O(1) plus O(members) for each batch.
     """
 
-    def __init__(self, batching: BatchingSettings, queue: QueueSettings, *, executors: int = 1, stage: bool = False) -> None: ...
+    def __init__(self, batching: BatchingSettings, queue: QueueSettings, *, executors: int = 1, stage: bool = False) -> None:
+        self._rules = rules = Rules(batching, queue)
+        self._policy = FixedWindow(rules)
+        self._queue = WaitQueue(rules.levels, rules.delay_expired)
+        self._timers = ExpiryTimers()
+        self._executors = executors
+        self._stage = stage
+        self._draining = False
+        self._staged: Batch | None = None
+        self._staged_seen = 0  # tickets ever queued when the staged batch was last formed
+        self._running: set[Batch] = set()
+        self._splits: dict[Ticket, Split] = {}
+        self._reserved: dict[Ticket, tuple[int, int]] = {}
+        self._service_ns = 0  # a recent batch's duration, on the safe side; 0: nothing has run yet
+
+        self._held_requests = 0  # RESERVED + WAITING + STAGED, what the bounds count
+        self._held_rows = 0
+        self._held_bytes = 0
+        self._reserved_rows = 0
+        self._reserved_bytes = 0
+        self._running_requests = 0
+        self._running_rows = 0
+
+        self._queued = 0
+        self._admitted = 0
+        self._released = 0
+        self._answered = 0
+        self._failed = 0
+        self._expired = 0
+        self._cancelled = 0
+        self._refused: dict[str, int] = {}
+        self._batches: dict[str, int] = dict.fromkeys(REASONS, 0)
+
+    # ---------------------------------------------------------------- in
 
     def reserve(self, ticket: Ticket, now_ns: int) -> Refuse | None:
-        """Hold room for a ticket whose body is not read yet (its `rows` are at least 1 and `payload_bytes` what was announced)."""
+        """Hold room for a ticket whose body is not read yet (its `rows` are at least 1 and `payload_bytes` what was announced).
+
+        Ends with `submit` or `cancel`. Deadlines do not count before `submit`.
+        """
+        refusal = self._refusal(ticket, ticket.rows, ticket.payload_bytes, 1)
+        if refusal is not None:
+            return self._refuse(ticket, refusal)
+        ticket.state = _RESERVED
+        self._reserved[ticket] = (ticket.rows, ticket.payload_bytes)
+        self._reserved_rows += ticket.rows
+        self._reserved_bytes += ticket.payload_bytes
+        self._held_requests += 1
+        self._held_rows += ticket.rows
+        self._held_bytes += ticket.payload_bytes
+        self._admitted += 1
+        return None
 
     def submit(self, ticket: Ticket, now_ns: int) -> Refuse | None:
-        """Queue a NEW or RESERVED ticket; bounds are exact. A refused ticket is REFUSED and its reservation released."""
+        """Queue a NEW or RESERVED ticket; bounds are exact. A refused ticket is REFUSED and its reservation released.
+
+        For a RESERVED ticket only what it grew by is checked, and it is taken while draining: it was let in before.
+        """
+        rules = self._rules
+        rows = ticket.rows
+        size = ticket.payload_bytes
+        level = ticket.level
+        if ticket.state is not _NEW:
+            return self._submit_reserved(ticket, now_ns)
+        if (
+            self._draining
+            or not 0 <= level <= rules.levels
+            or not 0 < rows <= rules.limit_rows
+            or self._held_requests >= rules.max_requests
+            or self._held_rows + rows > rules.max_rows
+            or self._held_bytes + size > rules.max_bytes
+        ):
+            refusal = self._refusal(ticket, rows, size, 1)
+            if refusal is not None:
+                return self._refuse(ticket, refusal)
+        self._held_requests += 1
+        self._held_rows += rows
+        self._held_bytes += size
+        self._admitted += 1
+        self._enqueue(ticket, now_ns)
+        return None
+
+    def _submit_reserved(self, ticket: Ticket, now_ns: int) -> Refuse | None:
+        held_rows, held_bytes = self._release_reservation(ticket)
+        refusal = self._refusal(ticket, ticket.rows - held_rows, ticket.payload_bytes - held_bytes, 0)
+        if refusal is not None:
+            self._held_requests -= 1
+            self._held_rows -= held_rows
+            self._held_bytes -= held_bytes
+            self._released += 1
+            return self._refuse(ticket, refusal)
+        self._held_rows += ticket.rows - held_rows
+        self._held_bytes += ticket.payload_bytes - held_bytes
+        self._enqueue(ticket, now_ns)
+        return None
+
+    def _release_reservation(self, ticket: Ticket) -> tuple[int, int]:
+        held_rows, held_bytes = self._reserved.pop(ticket)
+        self._reserved_rows -= held_rows
+        self._reserved_bytes -= held_bytes
+        return held_rows, held_bytes
+
+    def _refusal(self, ticket: Ticket, more_rows: int, more_bytes: int, more_requests: int) -> Refuse | None:
+        """Why this ticket cannot be taken, or None; the amounts are what it would add to what is held."""
+        rules = self._rules
+        rows = ticket.rows
+        if self._draining and more_requests:
+            return Refuse("draining", "draining", 0, self._held_requests)
+        if not 0 <= ticket.level <= rules.levels:
+            return Refuse("bad_request", "priority", rules.levels, ticket.level)
+        if rows < 1:
+            return Refuse("bad_request", "rows", 1, rows)
+        if rows > rules.limit_rows and not rules.split:
+            return Refuse("too_large", "batch", rules.limit_rows, rows)
+        # What would not fit into an empty queue can never succeed: that is the request's fault, not a full queue's.
+        if 0 < rules.max_rows < rows:
+            return Refuse("too_large", "rows", rules.max_rows, rows)
+        if 0 < rules.max_bytes < ticket.payload_bytes:
+            return Refuse("too_large", "bytes", rules.max_bytes, ticket.payload_bytes)
+        if self._held_requests + more_requests > rules.max_requests:
+            return Refuse("queue_full", "requests", rules.max_requests, self._held_requests)
+        if more_rows > 0 and self._held_rows + more_rows > rules.max_rows:
+            return Refuse("queue_full", "rows", rules.max_rows, self._held_rows)
+        if more_bytes > 0 and self._held_bytes + more_bytes > rules.max_bytes:
+            return Refuse("queue_full", "bytes", rules.max_bytes, self._held_bytes)
+        return None
+
+    def _refuse(self, ticket: Ticket, refusal: Refuse) -> Refuse:
+        ticket.state = _REFUSED
+        self._refused[refusal.bound] = self._refused.get(refusal.bound, 0) + 1
+        return refusal
+
+    def _enqueue(self, ticket: Ticket, now_ns: int) -> None:
+        """Put a ticket for which room is held into the queue."""
+        rules = self._rules
+        queue = self._queue
+        self._queued += 1
+        ticket.state = _WAITING
+        ticket.accepted_ns = now_ns
+        ticket.lane = ((ticket.level or rules.default_level) - 1) * queue.stride
+        expiry_ns = FOREVER if rules.default_timeout_ns == FOREVER else now_ns + rules.default_timeout_ns
+        own_ns = ticket.deadline_ns
+        if own_ns is not None and own_ns < expiry_ns and rules.override_timeout:
+            expiry_ns = own_ns
+        ticket.expiry_ns = expiry_ns
+        if expiry_ns != FOREVER:
+            self._timers.add(ticket)
+        if ticket.rows <= rules.limit_rows:
+            queue.put(ticket)
+        else:
+            parts = cut(ticket, rules.limit_rows)
+            ticket.parts = parts
+            self._splits[ticket] = Split(len(parts))
+            for part in parts:
+                queue.put(part)
+
+    # ---------------------------------------------------------------- early endings
 
     def cancel(self, ticket: Ticket, now_ns: int) -> bool:
         """End a ticket early. True if it left (RESERVED, WAITING or STAGED; now CANCELLED); a RUNNING one goes on: False.
 
-        Cancelling a RUNNING ticket marks nothing; the engine discards its rows. Calling it on an ended ticket is False.
+        Cancelling a RUNNING ticket marks nothing; the engine discards its rows. Calling it on an ended ticket is False. Of a ticket
+        that was cut, the parts that wait are removed; parts that run go on, and are to be discarded. A part stands for its parent.
         """
+        if ticket.parent is not None:
+            return self.cancel(ticket.parent, now_ns)
+        state = ticket.state
+        if state is _RESERVED:
+            held_rows, held_bytes = self._release_reservation(ticket)
+            self._held_requests -= 1
+            self._held_rows -= held_rows
+            self._held_bytes -= held_bytes
+            ticket.state = _CANCELLED
+        elif state is _WAITING or state is _STAGED:
+            self._leave(ticket, _CANCELLED)
+        else:
+            return False
+        self._cancelled += 1
+        return True
+
+    def _leave(self, ticket: Ticket, ending: TicketState) -> None:
+        """Take a WAITING or STAGED ticket, with all its parts that do not run, out of the queue or the staged batch."""
+        self._held_requests -= 1
+        self._held_bytes -= ticket.payload_bytes
+        if ticket.parts is None:
+            self._remove(ticket, ending)
+            return
+        del self._splits[ticket]
+        ticket.state = ending
+        for part in ticket.parts:
+            if part.state is _WAITING or part.state is _STAGED:
+                self._remove(part, ending)
+
+    def _remove(self, ticket: Ticket, ending: TicketState) -> None:
+        staged = ticket.state is _STAGED
+        ticket.state = ending
+        self._held_rows -= ticket.rows
+        if not staged:
+            self._queue.forget(ticket)
+            return
+        batch = self._staged
+        assert batch is not None
+        # A new list: whoever still looks at the old one sees it whole.
+        batch.members = [member for member in batch.members if member is not ticket]
+        batch.rows -= ticket.rows
+        ticket.batch = None
+        if not batch.members:
+            batch.state = _B_DONE
+            self._staged = None
+        self._staged_seen = -1
+
+    def _expire(self, now_ns: int) -> list[Ticket]:
+        ended: list[Ticket] = []
+        for ticket in self._timers.pop_due(now_ns):
+            if not self._rules.delay_expired:
+                self._leave(ticket, _EXPIRED)
+                ended.append(ticket)
+                continue
+            for piece in ticket.parts or (ticket,):
+                piece.expiry_ns = FOREVER
+                if piece.state is _WAITING:
+                    self._queue.to_delayed(piece)
+        self._expired += len(ended)
+        return ended
+
+    # ---------------------------------------------------------------- decisions
 
     def poll(self, now_ns: int) -> list[Decision]:
-        """Everything that is due at `now_ns`: expiries first, then batches to start, then the batch to stage."""
+        """Everything that is due at `now_ns`: expiries first, then batches to start, then the batch to stage.
+
+        `Stage` comes again, with the same batch, when a staged batch that was not recalled has changed.
+        """
+        decisions: list[Decision] = []
+        if self._timers.next_ns() <= now_ns:
+            expired = self._expire(now_ns)
+            if expired:
+                decisions.append(Expire(expired))
+        queue = self._queue
+        free = self._executors - len(self._running)
+        staged = self._staged
+        if staged is not None:
+            if free <= 0 and self._staged_seen == self._queued:
+                return decisions
+            before = staged.members
+            self._put_back(staged)
+            # Not recalled: whoever holds it may start it at any moment, so it stays a batch even if a window would be open again.
+            self._fill(staged, self._plan(now_ns) or self._policy.everything(staged.reason))
+            if free <= 0:
+                self._staged = staged
+                self._staged_seen = self._queued
+                if staged.members != before:
+                    decisions.append(Stage(staged))
+                return decisions
+            self._run(staged, now_ns)
+            decisions.append(Dispatch(staged))
+            free -= 1
+        if not queue.tickets:
+            return decisions
+        while free > 0:
+            plan = self._plan(now_ns)
+            if plan is None:
+                return decisions
+            batch = self._form(plan)
+            self._run(batch, now_ns)
+            decisions.append(Dispatch(batch))
+            free -= 1
+            if not queue.tickets:
+                return decisions
+        if self._stage:
+            plan = self._plan(now_ns)
+            if plan is not None:
+                self._staged = batch = self._form(plan)
+                self._staged_seen = self._queued
+                decisions.append(Stage(batch))
+        return decisions
+
+    def _latest_start_ns(self) -> int:
+        """The latest start that still meets the earliest deadline; FOREVER without one.
+
+        A quarter is added to the time that batches took lately. While that is unknown, a deadline inside the window means: now.
+        """
+        expiry_ns = self._timers.next_ns()
+        if expiry_ns == FOREVER:
+            return FOREVER
+        if self._service_ns:
+            return expiry_ns - self._service_ns - (self._service_ns >> 2)
+        return FOREVER if expiry_ns > self._queue.oldest_ns() + self._rules.max_delay_ns else 0
+
+    def _plan(self, now_ns: int) -> Plan | None:
+        latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
+        return self._policy.plan(self._queue, now_ns, latest_ns, self._draining)
+
+    def _form(self, plan: Plan) -> Batch:
+        batch = Batch([], 0, None, plan.reason)
+        self._fill(batch, plan)
+        return batch
+
+    def _fill(self, batch: Batch, plan: Plan) -> None:
+        """Move tickets from the queue into an empty batch; their states are set by `_run`, or here while it is staged."""
+        queue = self._queue
+        if plan.by_signature:
+            members: list[Ticket] = []
+            rows, stopped = queue.take_signature(plan.signature, plan.limit_rows, members, 0)
+        else:
+            members, rows, stopped = queue.take(plan.limit_rows)
+        batch.members = members
+        batch.rows = rows
+        batch.signature = members[0].signature
+        reason = plan.reason
+        if reason != "preferred":
+            if rows >= self._rules.limit_rows or self._rules.single:
+                reason = "full"
+            elif stopped:
+                reason = "shape"
+        batch.reason = reason
+        for ticket in members:
+            ticket.state = _STAGED
+            ticket.batch = batch
+
+    def _put_back(self, batch: Batch) -> None:
+        for ticket in batch.members:
+            ticket.state = _WAITING
+            ticket.batch = None
+        self._queue.put_back(batch.members, batch.rows)
+        self._staged = None
+
+    def _run(self, batch: Batch, now_ns: int) -> None:
+        """From here on the batch is RUNNING and its members no longer count against the bounds."""
+        members = batch.members
+        size = 0
+        for ticket in members:
+            ticket.state = _RUNNING
+            size += ticket.payload_bytes
+        requests = len(members)
+        if self._splits:
+            batch.cut = 0
+            for ticket in members:
+                parent = ticket.parent
+                if parent is None:
+                    continue
+                requests -= 1
+                batch.cut += 1
+                split = self._splits[parent]
+                split.unstarted -= 1
+                if not split.unstarted:
+                    parent.state = _RUNNING
+                    requests += 1
+                    size += parent.payload_bytes
+        self._held_requests -= requests
+        self._held_rows -= batch.rows
+        self._held_bytes -= size
+        self._running_requests += requests
+        self._running_rows += batch.rows
+        batch.state = _B_RUNNING
+        batch.started_ns = now_ns
+        self._running.add(batch)
+        self._batches[batch.reason] += 1
+
+    # ---------------------------------------------------------------- what the driver reports
+
+    def wants_recall(self) -> bool:
+        """Whether taking the staged batch back and polling again could change it. O(1)."""
+        staged = self._staged
+        return staged is not None and self._staged_seen != self._queued
 
     def recall(self, batch: Batch) -> None:
-        """The driver took a STAGED batch back before it started: its members wait again, in their old places."""
+        """The driver took a STAGED batch back before it started: its members wait again, in their old places.
+
+        Raises ValueError for a batch that is not the staged one.
+        """
+        if batch is not self._staged:
+            raise ValueError("only the staged batch can be recalled")
+        self._put_back(batch)
+        batch.state = _B_DONE
+        batch.members = []
+        batch.rows = 0
 
     def start(self, batch: Batch, now_ns: int) -> None:
-        """The driver saw a STAGED batch start on an executor that became free: it is RUNNING from here on."""
+        """The driver saw a STAGED batch start on an executor that became free: it is RUNNING from here on.
 
-    def complete(self, batch: Batch, now_ns: int) -> None:
-        """A RUNNING batch ended; its executor is free. Members' states are set by the caller (ANSWERED or FAILED)."""
+        Raises ValueError for a batch that is not the staged one.
+        """
+        if batch is not self._staged:
+            raise ValueError("only the staged batch can be started")
+        self._staged = None
+        self._run(batch, now_ns)
+
+    def complete(self, batch: Batch, now_ns: int) -> Sequence[Ticket]:
+        """A RUNNING batch ended; its executor is free. Members' states are set by the caller (ANSWERED or FAILED).
+
+        A member left RUNNING counts as answered and becomes so. Returns the cut tickets that ended by this, each once, in order:
+        ANSWERED when the last of its `parts` was, FAILED as soon as one was; parts that still wait are then removed, and what
+        comes back of running ones is to be discarded. Members let go of `Ticket.batch`, so that nothing is left for the garbage
+        collector. Raises ValueError for a batch that does not run.
+        """
+        if batch not in self._running:
+            raise ValueError("only a running batch can be completed")
+        self._running.remove(batch)
+        self._running_rows -= batch.rows
+        batch.state = _B_DONE
+        taken_ns = now_ns - batch.started_ns
+        decayed_ns = self._service_ns - (self._service_ns >> 5)
+        self._service_ns = max(taken_ns, decayed_ns, 1)
+        others = 0
+        for ticket in batch.members:
+            ticket.batch = None
+            state = ticket.state
+            if state is _ANSWERED:
+                continue
+            if state is _RUNNING:
+                ticket.state = _ANSWERED
+            elif ticket.parent is None:
+                others += 1
+                if state is _FAILED:
+                    self._failed += 1
+                elif state is _CANCELLED:
+                    self._cancelled += 1
+                else:
+                    self._expired += 1
+        requests = len(batch.members)
+        ended = _NO_TICKETS
+        if batch.cut:
+            requests -= batch.cut
+            ended = self._complete_pieces(batch)
+        self._running_requests -= requests
+        self._answered += requests - others
+        return ended
+
+    def _complete_pieces(self, batch: Batch) -> list[Ticket]:
+        ended: list[Ticket] = []
+        for piece in batch.members:
+            parent = piece.parent
+            split = None if parent is None else self._splits.get(parent)
+            if parent is None or split is None:  # whole, or a piece of a ticket that has ended already
+                continue
+            split.outstanding -= 1
+            if piece.state is _ANSWERED and split.outstanding:
+                continue
+            ending = _ANSWERED if piece.state is _ANSWERED else _FAILED
+            if split.unstarted:
+                self._leave(parent, ending)
+            else:
+                self._running_requests -= 1
+                del self._splits[parent]
+                parent.state = ending
+            if ending is _ANSWERED:
+                self._answered += 1
+            else:
+                self._failed += 1
+            ended.append(parent)
+        return ended
+
+    def outstanding(self, ticket: Ticket) -> list[Ticket]:
+        """The parts of a cut ticket that have not come back yet, in order; empty for a ticket that was not cut, or has ended."""
+        if ticket not in self._splits:
+            return []
+        return [part for part in ticket.parts or () if part.state < _ANSWERED]
 
     def drain(self, now_ns: int) -> None:
-        """Refuse whatever comes; send what waits without waiting for windows."""
+        """Refuse whatever comes; send what waits without waiting for windows. A RESERVED ticket may still be submitted."""
+        self._draining = True
+
+    # ---------------------------------------------------------------- out
 
     def next_wakeup_ns(self) -> int | None:
-        """When `poll` must be called again if nothing else happens; None: not at all."""
+        """When `poll` must be called again if nothing else happens; None: not at all.
+
+        While no batch can be started or staged only expiries count. A time in the past means that a poll is due for what came since
+        the last one.
+        """
+        due_ns = self._timers.next_ns()
+        queue = self._queue
+        if queue.tickets and (len(self._running) < self._executors or (self._stage and self._staged is None)):
+            latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
+            due_ns = min(due_ns, self._policy.window_end_ns(queue, latest_ns, self._draining))
+        return None if due_ns == FOREVER else due_ns
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing runs: a drained scheduler is finished."""
+        return not self._held_requests and not self._running
+
+    @property
+    def staged(self) -> Batch | None:
+        """The batch that starts next, if one is staged."""
+        return self._staged
+
+    @property
+    def running(self) -> int:
+        """How many batches run."""
+        return len(self._running)
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests that wait or are staged."""
+        return self._held_requests - len(self._reserved)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait or are staged."""
+        return self._held_rows - self._reserved_rows
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """The whole state in figures. O(waiting) with several levels, O(levels) with one."""
+        queue = self._queue
+        staged = self._staged
+        oldest_ns = min((ticket.accepted_ns for ticket in staged.members), default=FOREVER) if staged else FOREVER
+        for lane in queue.lanes:
+            if lane:
+                oldest_ns = min(oldest_ns, lane[0].accepted_ns)
+        return Snapshot(
+            now_ns=now_ns,
+            draining=self._draining,
+            executors=self._executors,
+            held_requests=self._held_requests,
+            held_rows=self._held_rows,
+            held_bytes=self._held_bytes,
+            reserved_requests=len(self._reserved),
+            reserved_rows=self._reserved_rows,
+            reserved_bytes=self._reserved_bytes,
+            waiting_requests=self.waiting_requests,
+            waiting_rows=self.waiting_rows,
+            waiting_bytes=self._held_bytes - self._reserved_bytes,
+            staged_requests=sum(ticket.parent is None for ticket in staged.members) if staged else 0,
+            staged_rows=staged.rows if staged else 0,
+            running_batches=len(self._running),
+            running_requests=self._running_requests,
+            running_rows=self._running_rows,
+            oldest_wait_ns=0 if oldest_ns == FOREVER else now_ns - oldest_ns,
+            service_ns=self._service_ns,
+            levels=tuple(LevelSnapshot(level, *figures) for level, figures in enumerate(queue.by_level(), start=1)),
+            accepted=self._admitted,
+            released=self._released,
+            answered=self._answered,
+            failed=self._failed,
+            expired=self._expired,
+            cancelled=self._cancelled,
+            refused=dict(self._refused),
+            batches=dict(self._batches),
+        )

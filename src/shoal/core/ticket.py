@@ -36,8 +36,9 @@ class Ticket:
     when equal), `level` (1 is highest), `tenant`, `deadline_ns` (absolute, or None), `payload` (opaque), `on_end` (called
     once by the engine with the ticket, never by the scheduler).
 
-    Written by the scheduler: `state`, `accepted_ns`, `batch`, `parts` (the pieces of a ticket larger than one batch), `parent` and
-    `start_row` (of such a piece: which rows of the parent's payload it stands for).
+    Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
+    queue's timeout; 0 before it is queued), `lane` (its place in the wait queue), `batch`, `parts` (the pieces of a ticket larger
+    than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
 
     Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
     """
@@ -49,6 +50,8 @@ class Ticket:
         "batch",
         "deadline_ns",
         "error",
+        "expiry_ns",
+        "lane",
         "level",
         "on_end",
         "parent",
@@ -83,6 +86,8 @@ class Ticket:
         self.tenant = tenant
         self.state = TicketState.NEW
         self.accepted_ns = 0
+        self.expiry_ns = 0
+        self.lane = 0
         self.batch: Batch | None = None
         self.parts: list[Ticket] | None = None
         self.parent: Ticket | None = None
