@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Final
 
+from shoal.core.batch import Batch
 from shoal.core.rules import FOREVER
 from shoal.core.ticket import Ticket, TicketState
 
 _WAITING: Final = TicketState.WAITING
+_STAGED: Final = TicketState.STAGED
 _DEAD_ALLOWED: Final = 64  # dead tickets in the lanes beyond the living before they are swept out
 
 
@@ -158,18 +160,19 @@ class WaitQueue:
                 if ticket.state is _WAITING:
                     yield ticket
 
-    def take(self, limit_rows: int) -> tuple[list[Ticket], int, bool]:
-        """Take the longest run from the head with one signature and at most `limit_rows` rows; the head always fits.
+    def take(self, limit_rows: int, batch: Batch) -> bool:
+        """Move the longest run from the head with one signature and at most `limit_rows` rows into `batch`, as STAGED members.
 
-        Returns the tickets in order, their rows, and whether the run was stopped by a ticket that differs or does not fit. Their
-        states are left to the caller, who must change them before anything else is done with the queue.
+        The head always fits an empty batch; a batch with members is continued from where it stands. Returns whether the run was
+        stopped by a ticket that differs or does not fit.
         """
-        members: list[Ticket] = []
+        members = batch.members
         take = members.append
-        rows = 0
-        signature: Hashable = None
+        taken = -len(members)
+        rows = before = batch.rows
+        signature = batch.signature
         stopped = False
-        waiting = _WAITING
+        waiting, staged = _WAITING, _STAGED
         for lane in self.lanes:
             popleft = lane.popleft
             while lane:
@@ -185,20 +188,25 @@ class WaitQueue:
                 else:
                     signature = ticket.signature
                 rows += ticket.rows
+                ticket.state = staged
+                ticket.batch = batch
                 take(popleft())
             if stopped:
                 break
-        self.tickets -= len(members)
-        self.rows -= rows
-        return members, rows, stopped
+        batch.rows = rows
+        batch.signature = signature
+        self.tickets -= taken + len(members)
+        self.rows -= rows - before
+        return stopped
 
-    def take_signature(self, signature: Hashable, limit_rows: int, members: list[Ticket], rows: int) -> tuple[int, bool]:
-        """Take, in order, the tickets of one signature that fit, passing over others; they are appended to `members`.
+    def take_signature(self, signature: Hashable, limit_rows: int, batch: Batch) -> bool:
+        """Move, in order, the tickets of one signature that fit into `batch`, passing over others. Returns as `take` does.
 
-        `rows` are the rows that `members` has already. Returns the rows afterwards and whether one of the signature did not
-        fit. Order inside the signature is kept: nothing behind the first that does not fit is taken.
+        Order inside the signature is kept: nothing behind the first that does not fit is taken.
         """
-        before_tickets, before_rows = len(members), rows
+        members = batch.members
+        taken = -len(members)
+        rows = before = batch.rows
         stopped = False
         for lane in self.lanes:
             passed: list[Ticket] = []
@@ -214,6 +222,8 @@ class WaitQueue:
                     break
                 else:
                     rows += ticket.rows
+                    ticket.state = _STAGED
+                    ticket.batch = batch
                     members.append(ticket)
             lane.extendleft(reversed(passed))
             while lane and lane[0].state is not _WAITING:
@@ -221,6 +231,8 @@ class WaitQueue:
                 self.dead -= 1
             if stopped or rows >= limit_rows:
                 break
-        self.tickets -= len(members) - before_tickets
-        self.rows -= rows - before_rows
-        return rows, stopped
+        batch.rows = rows
+        batch.signature = signature
+        self.tickets -= taken + len(members)
+        self.rows -= rows - before
+        return stopped

@@ -33,6 +33,7 @@ _FAILED: Final = TicketState.FAILED
 _B_STAGED: Final = BatchState.STAGED
 _B_RUNNING: Final = BatchState.RUNNING
 _B_DONE: Final = BatchState.DONE
+_LASTING: Final = frozenset({"idle", "delay", "drain", "deadline", "full"})  # reasons that more tickets cannot take away
 _NO_TICKETS: Final[Sequence[Ticket]] = ()
 
 
@@ -299,18 +300,12 @@ class Scheduler:
         free = self._executors - len(self._running)
         staged = self._staged
         if staged is not None:
-            if free <= 0 and self._staged_seen == self._queued:
-                return decisions
-            before = staged.members
-            self._put_back(staged)
-            # Not recalled: whoever holds it may start it at any moment, so it stays a batch even if a window would be open again.
-            self._fill(staged, self._plan(now_ns) or self._policy.everything(staged.reason))
+            changed = self.wants_recall() and self._restage(staged, now_ns)
             if free <= 0:
-                self._staged = staged
-                self._staged_seen = self._queued
-                if staged.members != before:
+                if changed:
                     decisions.append(Stage(staged))
                 return decisions
+            self._staged = None
             self._run(staged, now_ns)
             decisions.append(Dispatch(staged))
             free -= 1
@@ -320,7 +315,7 @@ class Scheduler:
             plan = self._plan(now_ns)
             if plan is None:
                 return decisions
-            batch = self._form(plan)
+            batch = self._fill(Batch([], 0, None, ""), plan)
             self._run(batch, now_ns)
             decisions.append(Dispatch(batch))
             free -= 1
@@ -329,7 +324,7 @@ class Scheduler:
         if self._stage:
             plan = self._plan(now_ns)
             if plan is not None:
-                self._staged = batch = self._form(plan)
+                self._staged = batch = self._fill(Batch([], 0, None, ""), plan)
                 self._staged_seen = self._queued
                 decisions.append(Stage(batch))
         return decisions
@@ -350,32 +345,44 @@ class Scheduler:
         latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
         return self._policy.plan(self._queue, now_ns, latest_ns, self._draining)
 
-    def _form(self, plan: Plan) -> Batch:
-        batch = Batch([], 0, None, plan.reason)
-        self._fill(batch, plan)
-        return batch
-
-    def _fill(self, batch: Batch, plan: Plan) -> None:
-        """Move tickets from the queue into an empty batch; their states are set by `_run`, or here while it is staged."""
+    def _fill(self, batch: Batch, plan: Plan) -> Batch:
+        """Move tickets from the queue into a batch that is empty, or that is to grow."""
         queue = self._queue
         if plan.by_signature:
-            members: list[Ticket] = []
-            rows, stopped = queue.take_signature(plan.signature, plan.limit_rows, members, 0)
+            stopped = queue.take_signature(plan.signature, plan.limit_rows, batch)
         else:
-            members, rows, stopped = queue.take(plan.limit_rows)
-        batch.members = members
-        batch.rows = rows
-        batch.signature = members[0].signature
-        reason = plan.reason
-        if reason != "preferred":
-            if rows >= self._rules.limit_rows or self._rules.single:
-                reason = "full"
+            stopped = queue.take(plan.limit_rows, batch)
+        batch.reason = plan.reason
+        if plan.reason != "preferred":
+            if self._rules.single or batch.rows >= self._rules.limit_rows:
+                batch.reason = "full"
             elif stopped:
-                reason = "shape"
-        batch.reason = reason
-        for ticket in members:
-            ticket.state = _STAGED
-            ticket.batch = batch
+                batch.reason = "shape"
+        return batch
+
+    def _restage(self, batch: Batch, now_ns: int) -> bool:
+        """Let the staged batch grow or be overtaken; whether its members changed.
+
+        It stays a batch even if a window would be open again: whoever holds it may start it at any moment.
+        """
+        queue = self._queue
+        members = batch.members
+        self._staged_seen = self._queued
+        if batch.reason in _LASTING and not self._overtaken(batch) and not self._rules.reorder:
+            count = len(members)
+            if queue.tickets:
+                self._fill(batch, self._policy.everything(batch.reason))
+            return len(batch.members) != count
+        self._put_back(batch)
+        batch.members, batch.rows = [], 0
+        self._fill(batch, self._plan(now_ns) or self._policy.everything(batch.reason))
+        self._staged = batch
+        return batch.members != members
+
+    def _overtaken(self, batch: Batch) -> bool:
+        """Whether something waits that comes before the last member."""
+        last = batch.members[-1].lane
+        return last > 0 and any(self._queue.lanes[:last])
 
     def _put_back(self, batch: Batch) -> None:
         for ticket in batch.members:
@@ -419,9 +426,11 @@ class Scheduler:
     # ---------------------------------------------------------------- what the driver reports
 
     def wants_recall(self) -> bool:
-        """Whether taking the staged batch back and polling again could change it. O(1)."""
+        """Whether polling could change the staged batch, so that it must be taken out of other hands first. O(levels)."""
         staged = self._staged
-        return staged is not None and self._staged_seen != self._queued
+        if staged is None or self._staged_seen == self._queued:
+            return False
+        return staged.rows < self._rules.limit_rows or self._overtaken(staged)
 
     def recall(self, batch: Batch) -> None:
         """The driver took a STAGED batch back before it started: its members wait again, in their old places.

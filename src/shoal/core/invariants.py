@@ -1,0 +1,93 @@
+"""The conservation laws of a scheduler as one function, for tests, the simulator and a debug switch in production alike.
+
+Reads private state on purpose and changes nothing. Costs O(everything held and running): not for the hot path.
+"""
+
+from __future__ import annotations
+
+from shoal.core.batch import BatchState
+from shoal.core.rules import FOREVER
+from shoal.core.scheduler import Scheduler
+from shoal.core.ticket import Ticket, TicketState
+
+
+def violations(scheduler: Scheduler) -> list[str]:
+    """Every law that does not hold, as sentences; an empty list is what is wanted.
+
+    Conservation (accepted = reserved + waiting + staged + running + ended), sums equal to their parts, no ticket in two places,
+    states that fit the place, bounds kept, order kept, batches of one signature within the limit, timers neither lost nor leaking.
+    """
+    found: list[str] = []
+
+    def check(holds: bool, law: str) -> None:
+        if not holds:
+            found.append(law)
+
+    s = scheduler
+    rules, queue = s._rules, s._queue
+    waiting = list(queue)
+    staged = s._staged.members if s._staged else []
+    running = [ticket for batch in s._running for ticket in batch.members]
+    places = [*s._reserved, *waiting, *staged, *running]
+    check(len({id(ticket) for ticket in places}) == len(places), "a ticket is in two places")
+    check(all(ticket.state is TicketState.RESERVED for ticket in s._reserved), "a reserved ticket is not RESERVED")
+    check(
+        all(ticket.state is TicketState.STAGED and ticket.batch is s._staged for ticket in staged), "a staged ticket is not STAGED"
+    )
+    check(all(ticket.batch is None for ticket in waiting), "a waiting ticket belongs to a batch")
+
+    held = [*waiting, *staged]
+    parents = {ticket.parent for ticket in held if ticket.parent is not None}
+    whole = [ticket for ticket in held if ticket.parent is None]
+    check(parents <= set(s._splits), "a piece waits whose parent has ended")
+    check(s._held_requests == len(s._reserved) + len(whole) + len(parents), "held requests differ from the tickets held")
+    check(s._reserved_rows == sum(rows for rows, _ in s._reserved.values()), "reserved rows differ from their sum")
+    check(s._reserved_bytes == sum(size for _, size in s._reserved.values()), "reserved bytes differ from their sum")
+    check(s._held_rows == s._reserved_rows + sum(ticket.rows for ticket in held), "held rows differ from their sum")
+    size = s._reserved_bytes + sum(ticket.payload_bytes for ticket in (*whole, *parents))
+    check(s._held_bytes == size, "held bytes differ from their sum")
+    check(queue.tickets == len(waiting) and queue.rows == sum(ticket.rows for ticket in waiting), "the queue miscounts")
+    check(queue.mixed or all(ticket.signature == queue.signature for ticket in waiting), "the queue is mixed and does not know it")
+    check(queue.dead == sum(map(len, queue.lanes)) - len(waiting), "the queue miscounts its dead")
+    check(queue.dead <= queue.tickets + 64 + max(1, rules.levels), "dead tickets pile up in the queue")
+    check(all(not lane or lane[0].state is TicketState.WAITING for lane in queue.lanes), "a dead ticket heads a lane")
+    for lane in queue.lanes[:: queue.stride]:
+        times = [ticket.accepted_ns for ticket in lane]
+        check(times == sorted(times), "a lane is out of order")
+
+    check(s._held_requests <= rules.max_requests, "more requests held than the bound")
+    check(s._held_rows <= rules.max_rows, "more rows held than the bound")
+    check(s._held_bytes <= rules.max_bytes, "more bytes held than the bound")
+
+    batches = [*s._running, *([s._staged] if s._staged else [])]
+    for batch in batches:
+        check(bool(batch.members), "an empty batch")
+        check(batch.rows == sum(ticket.rows for ticket in batch.members), "a batch miscounts its rows")
+        check(batch.rows <= rules.limit_rows or len(batch.members) == 1, "a batch over its limit")
+        check(not rules.single or len(batch.members) == 1, "requests batched where batching is off")
+        check(all(ticket.signature == batch.signature for ticket in batch.members), "a batch of several signatures")
+        wanted = BatchState.STAGED if batch is s._staged else BatchState.RUNNING
+        check(batch.state is wanted, "a batch in the wrong state")
+    check(s._running_rows == sum(batch.rows for batch in s._running), "running rows differ from their sum")
+
+    for parent, split in s._splits.items():
+        parts = parent.parts or []
+        check(split.unstarted == sum(part.state in (TicketState.WAITING, TicketState.STAGED) for part in parts), "unstarted pieces")
+        check(parent.state is (TicketState.WAITING if split.unstarted else TicketState.RUNNING), "a cut ticket in the wrong state")
+    running_requests = sum(ticket.parent is None for ticket in running)
+    running_requests += sum(not split.unstarted for split in s._splits.values())
+    check(s._running_requests == running_requests, "running requests differ from the tickets running")
+    ended = s._answered + s._failed + s._expired + s._cancelled + s._released
+    check(s._admitted == s._held_requests + s._running_requests + ended, "accepted differs from what is here and what has ended")
+
+    watched: list[Ticket] = [*whole, *parents]
+    expiring = [ticket for ticket in watched if ticket.expiry_ns != FOREVER]
+    check(s._timers.next_ns() == min((ticket.expiry_ns for ticket in expiring), default=FOREVER), "the next expiry is wrong")
+    return found
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Raise AssertionError naming every law that does not hold."""
+    found = violations(scheduler)
+    if found:
+        raise AssertionError("; ".join(found))
