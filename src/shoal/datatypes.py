@@ -1,6 +1,7 @@
 """The vocabulary of tensors that every room shares: datatypes of the Open Inference Protocol, tensor and model descriptions.
 
-Descriptions only: no tensor data, no validation of requests (that is `tensors/`), no JSON (that is `protocols/`).
+Descriptions, and the byte layout of BYTES, which several rooms need. No validation of requests (that is `tensors/`), no JSON
+(that is `protocols/`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["DATATYPES", "DataType", "ModelSpec", "TensorSpec"]
+__all__ = ["DATATYPES", "DataType", "ModelSpec", "TensorSpec", "serialize_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +88,13 @@ class ModelSpec:
     uses_parameters: bool = False
     echo_parameters: bool = False
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def serialize_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
+    """Elements (bytes, or str taken as UTF-8) in row-major order, each with its length in front as uint32, little-endian."""
+    parts: list[bytes] = []
+    for item in array.reshape(-1).tolist():
+        element = item.encode() if isinstance(item, str) else bytes(item)
+        parts.append(len(element).to_bytes(4, "little"))
+        parts.append(element)
+    return b"".join(parts)

@@ -1,0 +1,74 @@
+"""What is checked of a JSON text before or beside its typed decoding: nesting depth, UTF-8, duplicate keys, readable errors.
+
+Knows nothing of inference; returns values or raises `BadRequest`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from shoal.errors import BadRequest
+
+__all__ = ["check_depth", "check_duplicate_keys", "check_utf8", "readable"]
+
+# One JSON string, or an unfinished one up to the end of the text. Possessive, hence linear in time whatever the input.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEP: Final = np.zeros(256, dtype=np.int8)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def check_depth(text: bytes, max_depth: int) -> None:
+    """Refuse a text whose brackets nest deeper than `max_depth`, in linear time and without recursion.
+
+    A text with at most `max_depth` opening brackets needs no closer look; that is every request without inline data.
+    """
+    if text.count(b"[") + text.count(b"{") <= max_depth:
+        return
+    brackets = _STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
+    depth = 0
+    for start in range(0, len(brackets), _CHUNK_BYTES):
+        steps = _STEP[np.frombuffer(brackets, dtype=np.uint8, count=min(_CHUNK_BYTES, len(brackets) - start), offset=start)]
+        depths = np.cumsum(steps, dtype=np.int64) + depth
+        if int(depths.max()) > max_depth:
+            raise BadRequest(f"the request JSON nests deeper than the limit of {max_depth} levels")
+        depth = int(depths[-1])
+
+
+def check_utf8(text: bytes) -> None:
+    """Refuse a text that is not UTF-8, also in the parts that the decoder would skip."""
+    if not text.isascii():
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"the request JSON is not UTF-8 at byte {error.start}") from None
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise BadRequest(f"the request JSON has the key {key[:100]!r} twice in one object")
+        seen.add(key)
+
+
+def check_duplicate_keys(text: bytes) -> None:
+    """Refuse a (well-formed, shallow) text in which one object has a key twice: which one counts would be a guess."""
+    try:
+        json.loads(text, object_pairs_hook=_refuse_duplicates, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the request JSON is malformed: {error}") from None
+
+
+def readable(error: Exception) -> str:
+    """A decoder's complaint in our words: the path of the field first, no back-quotes, no `$.`."""
+    message, _, path = str(error).partition(" - at `")
+    message = message.replace("`", "")
+    path = path.rstrip("`").removeprefix("$").removeprefix(".").removeprefix("key` in `$.")
+    return f"{path}: {message[:1].lower()}{message[1:]}" if path else f"the request JSON: {message}"
