@@ -1,0 +1,110 @@
+"""Takes a batch's outputs apart: checked once per batch, then each caller's rows are slices of the same memory, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.datatypes import DATATYPES, ModelSpec, TensorSpec, serialize_bytes
+from shoal.errors import ModelFailed
+from shoal.tensors.payload import Array
+
+__all__ = ["Answer", "join_answers", "make_answer", "serialize_bytes"]
+
+
+class Answer:
+    """The outputs of one batch.
+
+    `specs` describes them; `arrays` holds them, contiguous and little-endian, rows first (whole tensors where `batched` is
+    False); `views` is the same memory as bytes, None for BYTES; `row_bytes` is the size of a row in it. Never written to again.
+    """
+
+    __slots__ = ("arrays", "batched", "row_bytes", "rows", "specs", "views")
+
+    def __init__(self, specs: tuple[TensorSpec, ...], arrays: tuple[Array, ...], rows: int, batched: bool) -> None:
+        self.specs = specs
+        self.arrays = arrays
+        self.rows = rows
+        self.batched = batched
+        self.views: tuple[memoryview | None, ...] = tuple(
+            [None if array.dtype.hasobject else array.reshape(-1).view(np.uint8).data for array in arrays]
+        )
+        self.row_bytes = tuple([array.nbytes // rows if batched else array.nbytes for array in arrays])
+
+    def view(self, output_index: int, start: int, rows: int) -> bytes | memoryview:
+        """Little-endian bytes of rows `start` to `start + rows`; BYTES are serialized, everything else is not copied."""
+        view = self.views[output_index]
+        if view is None:
+            return serialize_bytes(self.array(output_index, start, rows))
+        if not self.batched:
+            return view
+        size = self.row_bytes[output_index]
+        return view[start * size : (start + rows) * size]
+
+    def array(self, output_index: int, start: int, rows: int) -> Array:
+        """Rows `start` to `start + rows` as an array (a view); the whole tensor where there is no batch."""
+        array = self.arrays[output_index]
+        return array[start : start + rows] if self.batched else array
+
+    def shape(self, output_index: int, rows: int) -> tuple[int, ...]:
+        """Shape of `rows` rows of an output."""
+        shape = self.arrays[output_index].shape
+        return (rows, *shape[1:]) if self.batched else shape
+
+
+def _fit(spec: TensorSpec, output: Any) -> Array:
+    """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
+    if not isinstance(output, np.ndarray):
+        raise ModelFailed(f'output "{spec.name}": the model returned {type(output).__name__}, expected an array of {spec.datatype}')
+    wanted = DATATYPES[spec.datatype].numpy
+    got = output.dtype
+    if got == wanted:
+        return output if output.flags.c_contiguous else np.array(output, order="C")
+    if wanted.hasobject:
+        if got.kind in "OSU":
+            return np.array(output, dtype=object, order="C")
+    elif spec.datatype == "BF16" and got.name == "bfloat16":
+        return np.array(output, order="C").view(wanted)
+    elif got.newbyteorder("<") == wanted:
+        return np.array(output, dtype=wanted, order="C")
+    raise ModelFailed(f'output "{spec.name}": the model returned {got.name}, expected {spec.datatype} ({wanted.name})')
+
+
+def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int) -> Answer:
+    """Check a batch's outputs and make them sliceable. `rows` is how many rows the model was given.
+
+    Raises `ModelFailed` naming the output and both counts (or datatypes) when the model returned another number of outputs, of
+    rows, or another datatype. Nothing is cast, cut or padded. Dimensions behind the batch are answered as the model made them.
+    """
+    if len(outputs) != len(spec.outputs):
+        raise ModelFailed(f"the model returned {len(outputs)} outputs, expected {len(spec.outputs)}")
+    batched = spec.batchable
+    arrays: list[Array] = []
+    for tensor, output in zip(spec.outputs, outputs, strict=True):
+        array = _fit(tensor, output)
+        if batched:
+            if not array.ndim:
+                raise ModelFailed(f'output "{tensor.name}": the model returned a scalar for {rows} rows')
+            if array.shape[0] != rows:
+                raise ModelFailed(f'output "{tensor.name}": the model returned {array.shape[0]} rows for {rows}')
+        arrays.append(array)
+    return Answer(spec.outputs, tuple(arrays), rows, batched)
+
+
+def join_answers(pieces: Sequence[tuple[Answer, int, int]]) -> Answer:
+    """One answer from the pieces of a split request, each (answer of its batch, first row in it, rows), in the request's order.
+
+    Raises `ModelFailed` when the pieces' outputs differ in their dimensions behind the batch and so cannot stand in one tensor.
+    """
+    first = pieces[0][0]
+    arrays: list[Array] = []
+    for index, spec in enumerate(first.specs):
+        parts = [answer.array(index, begin, count) for answer, begin, count in pieces]
+        shapes = {part.shape[1:] for part in parts}
+        if len(shapes) != 1:
+            listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
+            raise ModelFailed(f'output "{spec.name}": the pieces of a split request came back with different row shapes {listed}')
+        arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return Answer(first.specs, tuple(arrays), sum(count for _, _, count in pieces), first.batched)
