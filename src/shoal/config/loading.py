@@ -50,7 +50,8 @@ def parse_settings(text: str, *, source: str = "settings", folder: Path | None =
         raise ConfigError(f'{source}: the file is empty; it needs at least one table [models.NAME] with path = "..."')
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        # TOMLDecodeError, or plain ValueError for a number with thousands of digits or a date that is none.
         raise ConfigError(_toml_message(source, str(error))) from None
     except RecursionError:
         raise ConfigError(f"{source}: the values are nested too deeply") from None
@@ -150,7 +151,7 @@ def _section(kind: type[_Section], raw: Mapping[str, Any], path: tuple[str, ...]
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        # Only what `check_struct` cannot know, such as an integer beyond 64 bits.
+        # Nothing is known that `check_struct` lets through; if there is such a thing, it must still not end in a traceback.
         faults.append((path, f"[{dotted(path)}] {error}"))
         return None
 

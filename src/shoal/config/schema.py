@@ -56,10 +56,10 @@ def describe(value: object) -> str:
         return "an array"
     if isinstance(value, str):
         return f'the string "{value}"' if len(value) <= 40 else f'the string "{value[:37]}..."'
-    if isinstance(value, int | float):
-        return (
-            f"the {'integer' if isinstance(value, int) else 'number'} {value if abs(value) < 10**20 else format(float(value), 'g')}"
-        )
+    if isinstance(value, int):
+        return f"the integer {value}" if abs(value) < 10**20 else f"an integer of {len(str(abs(value)))} digits"
+    if isinstance(value, float):
+        return f"the number {value}"
     return f"a {type(value).__name__}"
 
 
@@ -75,8 +75,10 @@ def _check(hint: Any, value: object, path: tuple[str, ...]) -> list[Fault]:
         return [
             (path, f"`{dotted(path)}[{index}]` must be {_expected(item_hint)}, but is {describe(item)}")
             for index, item in enumerate(value)
-            if not _fits(item_hint, item)
+            if not _fits(item_hint, item) or (isinstance(item, int) and abs(item) >= 1 << 63)
         ]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return [(path, f"`{dotted(path)}` is {describe(value)}, which no setting can hold")]
     if _fits(hint, value):
         return []
     if origin is Literal and isinstance(value, str):
