@@ -40,8 +40,8 @@ class Contender:
 class Sample:
     """One run of load. `cpu_us` is the server process's CPU time per request, the model included.
 
-    `foreign_share` is the part of the server's core that others (processes, or the hypervisor) used meanwhile: above a few percent the latencies and
-    rates mean nothing, and the CPU times suffer from cold caches.
+    `foreign_share` is the part of the server's core that others (processes, or the hypervisor) used meanwhile: above a few percent
+    the latencies and rates mean nothing, and the CPU times suffer from cold caches.
     """
 
     requests: int
