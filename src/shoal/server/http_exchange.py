@@ -79,7 +79,7 @@ class Exchange:
         """Answer with one body, compressed when the client asked for it."""
         coding = self.head.response_coding
         if coding is not None and body:
-            body = encode_content(body, coding)
+            body = encode_content(coding, body)
             headers = (*headers, ("Content-Encoding", coding))
         head = self.render_head(status, content_type, len(body), headers)
         if self.head.method == b"HEAD":

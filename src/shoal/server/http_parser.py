@@ -31,16 +31,10 @@ class HeadParser:
         """Parse a head that ends with its blank line. Raises BadRequest for anything that llhttp refuses."""
         head = self._head = Head()
         self._complete = 0
-        parser = self._parser
         try:
-            parser.feed_data(block)
+            self._parser.feed_data(block)
             if self._complete != 1:
                 raise BadRequest("not a valid HTTP request: incomplete head")
-            head.method = parser.get_method()
-            head.keep_alive = parser.should_keep_alive()
-            if parser.get_http_version() == "1.0":
-                head.http_1_0 = True
-                head.expect_continue = False
             self._get_back_in_step(head)
         except httptools.HttpParserUpgrade:
             self._parser = httptools.HttpRequestParser(self)
@@ -69,6 +63,13 @@ class HeadParser:
         set_header(self._head, name, value)
 
     def on_headers_complete(self) -> None:  # noqa: D102
+        # llhttp forgets these once a message without a body is complete, so they are asked for here.
+        head, parser = self._head, self._parser
+        head.method = parser.get_method()
+        head.keep_alive = parser.should_keep_alive()
+        if parser.get_http_version() == "1.0":
+            head.http_1_0 = True
+            head.expect_continue = False
         self._complete += 1
 
 

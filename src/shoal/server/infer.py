@@ -67,21 +67,20 @@ class Plan:
         self.signature = binding.signature
         self.priority = head.priority
         self.timeout_ns = None if head.timeout_us is None else head.timeout_us * _NS_PER_US
-        self.payload_bytes = sum(tensor.byte_size for tensor in head.inputs)
+        self.payload_bytes = head.total_bytes
         names = {output.name: index for index, output in enumerate(spec.outputs)}
         # (index of the model's output, binary?, classes)
         self.outputs: list[tuple[int, bool, int]] = []
         if head.outputs is None:
-            self.outputs = [(index, head.binary_default and spec.outputs[index].datatype != "", 0) for index in range(len(names))]
+            self.outputs = [(index, head.binary_default, 0) for index in range(len(names))]
         else:
             for wanted in head.outputs:
                 index = names.get(wanted.name, -1)
                 if index < 0:
                     raise BadRequest(f'outputs: the model has no output "{wanted.name}"; it has {", ".join(sorted(names))}')
                 self.outputs.append((index, wanted.binary, wanted.classification))
-        only = head.inputs[0] if len(head.inputs) == 1 else None
         # One binary tensor of fixed element size: the body behind the JSON is the payload.
-        self.single = only is not None and only.data is None and only.datatype != "BYTES"
+        self.single = head.single_slice
         # Every output as it is, in binary: the response's JSON and head depend on the shapes alone.
         self.plain = head.id is None and not spec.echo_parameters and all(binary and not k for _, binary, k in self.outputs)
         self.template: tuple[bytes, bytes] | None = None
@@ -144,7 +143,7 @@ class InferRoute:
                 exchange.ticket = None
             head = exchange.head
             if head.content_encoding is not None:
-                body = decode_content(body, head.content_encoding, self._limits.max_request_bytes)
+                body = decode_content(head.content_encoding, body, self._limits.max_request_bytes)
             plan, payload = self._decode(lane, head.infer_header_length, body)
             exchange.plan = plan
             ticket.rows = plan.rows
@@ -177,7 +176,7 @@ class InferRoute:
         elif header_length > len(body):
             raise BadRequest(f"inference-header-content-length is {header_length}, but the body has {len(body)} bytes")
         elif header_length == 0:
-            head = decode_raw(lane.spec, len(body))
+            head = decode_raw(lane.spec, len(body), self._limits)
             return self._bind(Plan(lane, head), body, 0)
         key = bytes(body[:header_length])
         plan = self._plans.get(key)
