@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from shoal.core.decisions import Refuse
 from shoal.core.ticket import Ticket
@@ -29,6 +29,7 @@ from shoal.protocols.oip_json import (
 )
 from shoal.server.http_exchange import Exchange
 from shoal.tensors.payload import Payload
+from shoal.tensors.scatter import Answer
 from shoal.tensors.signature import bind
 
 __all__ = ["InferRoute", "refusal_error"]
@@ -46,6 +47,7 @@ class Plan:
     __slots__ = (
         "binding",
         "head",
+        "lane",
         "outputs",
         "payload_bytes",
         "plain",
@@ -61,6 +63,7 @@ class Plan:
     def __init__(self, lane: Lane, head: InferHead) -> None:
         spec = lane.spec
         binding = bind(spec, head.inputs)
+        self.lane = lane
         self.head = head
         self.binding = binding
         self.rows: int = binding.rows
@@ -82,9 +85,13 @@ class Plan:
         # One binary tensor of fixed element size: the body behind the JSON is the payload.
         self.single = head.single_slice
         # Every output as it is, in binary: the response's JSON and head depend on the shapes alone.
-        self.plain = head.id is None and not spec.echo_parameters and all(binary and not k for _, binary, k in self.outputs)
-        self.template: tuple[bytes, bytes] | None = None
-        self.template_shapes: Any = None
+        self.plain = (
+            head.id is None
+            and not spec.echo_parameters
+            and all(binary and not k and spec.outputs[index].datatype != "BYTES" for index, binary, k in self.outputs)
+        )
+        self.template: tuple[bytes, bytes, bool] | None = None
+        self.template_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 class InferRoute:
@@ -207,44 +214,43 @@ class InferRoute:
         plan = cast(Plan, exchange.plan)
         answer = ticket.answer
         start, rows = ticket.answer_row, ticket.rows
-        if not plan.plain or exchange.head.response_coding is not None:
+        head = exchange.head
+        server = exchange.connection.server
+        if not plan.plain or head.response_coding is not None or not exchange.keep_alive or server.draining or head.http_1_0:
             self._finish_any(exchange, plan, ticket)
             return
-        if plan.template is None or plan.template_shapes != answer.row_shapes:
-            plan.template = self._render_template(plan, answer, rows)
-            plan.template_shapes = answer.row_shapes
-        head, json = plan.template
-        connection = exchange.connection
-        server = connection.server
-        request_id = exchange.head.request_id or server.next_request_id()
-        if not exchange.keep_alive or server.draining or exchange.head.http_1_0:
-            self._finish_any(exchange, plan, ticket)
-            return
-        buffers: list[bytes | memoryview] = [answer.view(index, start, rows) for index, _, _ in plan.outputs]
+        template = plan.template
+        if template is None or (plan.template_shapes is not answer.tail_shapes and plan.template_shapes != answer.tail_shapes):
+            template = plan.template = self._render_template(plan, answer, rows)
+            plan.template_shapes = answer.tail_shapes
+        front, middle, joined = template
+        request_id = head.request_id or server.next_request_id()
+        parts: list[bytes | memoryview] = [front, request_id, middle]
+        for index, _, _ in plan.outputs:
+            parts.append(answer.view(index, start, rows))
         exchange.answered = True
-        front = b"".join((head, request_id, json, *buffers)) if answer.row_bytes * rows < _JOIN_BYTES else None
-        connection.send(exchange, [front] if front is not None else [b"".join((head, request_id, json)), *buffers])
+        exchange.connection.send(exchange, [b"".join(parts)] if joined else [b"".join(parts[:3]), *parts[3:]])
 
-    def _render_template(self, plan: Plan, answer: Any, rows: int) -> tuple[bytes, bytes]:
-        """HTTP head up to the request id, and what follows it up to the first tensor."""
-        lane = cast(Lane, self._lane)
+    def _render_template(self, plan: Plan, answer: Answer, rows: int) -> tuple[bytes, bytes, bool]:
+        """The response up to the request id, from there up to the first tensor, and whether all of it is small."""
+        lane = plan.lane
         outputs = []
         total = 0
         for index, _, _ in plan.outputs:
             spec = lane.spec.outputs[index]
             size = len(answer.view(index, 0, rows))
             total += size
-            outputs.append((spec.name, spec.datatype, (rows, *answer.row_shapes[index]), size))
+            outputs.append((spec.name, spec.datatype, answer.shape(index, rows), size))
         json = encode_binary_head(lane.name, lane.version, None, outputs)
-        head = (
+        front = (
             b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
             b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\nx-request-id: " % (len(json), len(json) + total)
         )
-        return head, b"\r\n\r\n" + json
+        return front, b"\r\n\r\n" + json, total < _JOIN_BYTES
 
     def _finish_any(self, exchange: Exchange, plan: Plan, ticket: Ticket) -> None:
         """Outputs as JSON, classification, ids, echoed parameters, compression: everything that is not the plain binary answer."""
-        lane = cast(Lane, self._lane)
+        lane = plan.lane
         spec = lane.spec
         answer, start, rows = ticket.answer, ticket.answer_row, ticket.rows
         outputs = []
@@ -253,7 +259,14 @@ class InferRoute:
             array = answer.array(index, start, rows)
             outputs.append(
                 OutputTensor(
-                    output.name, output.datatype, tuple(array.shape), array, binary, classes, spec.labels.get(output.name)
+                    output.name,
+                    output.datatype,
+                    array.shape,
+                    array,
+                    binary=binary,
+                    classification=classes,
+                    labels=spec.labels.get(output.name),
+                    batched=spec.batchable,
                 )
             )
         parameters = plan.head.parameters if spec.echo_parameters else None

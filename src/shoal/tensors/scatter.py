@@ -18,10 +18,11 @@ class Answer:
     """The outputs of one batch.
 
     `specs` describes them; `arrays` holds them, contiguous and little-endian, rows first (whole tensors where `batched` is
-    False); `views` is the same memory as bytes, None for BYTES; `row_bytes` is the size of a row in it. Never written to again.
+    False); `views` is the same memory as bytes, None for BYTES; `row_bytes` is the size of a row in it. `tail_shapes` are the
+    dimensions behind the rows (all of them where there are no rows). Never written to again.
     """
 
-    __slots__ = ("arrays", "batched", "row_bytes", "rows", "specs", "views")
+    __slots__ = ("arrays", "batched", "row_bytes", "rows", "specs", "tail_shapes", "views")
 
     def __init__(self, specs: tuple[TensorSpec, ...], arrays: tuple[Array, ...], rows: int, batched: bool) -> None:
         self.specs = specs
@@ -32,6 +33,7 @@ class Answer:
             [None if array.dtype.hasobject else array.reshape(-1).view(np.uint8).data for array in arrays]
         )
         self.row_bytes = tuple([array.nbytes // rows if batched else array.nbytes for array in arrays])
+        self.tail_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
 
     def view(self, output_index: int, start: int, rows: int) -> bytes | memoryview:
         """Little-endian bytes of rows `start` to `start + rows`; BYTES are serialized, everything else is not copied."""
