@@ -107,16 +107,11 @@ class Assembler:
                 arrays.append(self._gather_objects(members, index, shape))
                 continue
             row_bytes = prod(row_shape) * dtype.itemsize
-            pieces = [
-                data
-                if type(data := member.payload.inputs[index]) is memoryview and len(data) == member.rows * row_bytes
-                else _piece(data, member.start_row, member.rows, row_bytes)
-                for member in members
-            ]
             total_bytes = rows * row_bytes
             if total_bytes <= _JOIN_BYTES:
-                arrays.append(np.frombuffer(bytearray().join(pieces), dtype=dtype).reshape(shape))
+                arrays.append(np.frombuffer(_join(members, index, row_bytes, total_bytes), dtype=dtype).reshape(shape))
                 continue
+            pieces = [_piece(member.payload.inputs[index], member.start_row, member.rows, row_bytes) for member in members]
             if self._share_single and len(pieces) == 1:
                 shared = np.frombuffer(pieces[0], dtype=dtype)
                 if shared.flags.aligned:
@@ -180,6 +175,22 @@ class Assembler:
             array[row:end] = data[member.start_row : member.start_row + member.rows]
             row = end
         return array
+
+
+def _join(members: Sequence[Member], index: int, row_bytes: int, total_bytes: int) -> bytearray:
+    """The members' bytes of one input, one behind the other.
+
+    Data is never shorter than the rows that its member stands for, so when the whole of everything has the wanted size, nothing had
+    to be cut: the usual case, told by two calls. Arrays (whose length is not their size) and split members go the long way.
+    """
+    pieces = [member.payload.inputs[index] for member in members]
+    if sum(map(len, pieces)) == total_bytes:
+        joined = bytearray().join(pieces)
+        if len(joined) == total_bytes:
+            return joined
+    return bytearray().join(
+        [_piece(piece, member.start_row, member.rows, row_bytes) for piece, member in zip(pieces, members, strict=True)]
+    )
 
 
 def _piece(data: InputData, start_row: int, rows: int, row_bytes: int) -> bytes | bytearray | memoryview:
