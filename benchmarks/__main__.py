@@ -69,14 +69,27 @@ def _run_row(bench: Bench, name: str, function: Any) -> list[Row]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", choices=[*ROWS, []], help=f"{', '.join(ROWS)} (default: all)")
+    parser.add_argument("rows", nargs="*", metavar="ROW", type=_row_name, help=f"{', '.join(ROWS)} (default: all)")
     parser.add_argument("--seconds", type=_positive, default=3.0, help="length of one run of load (default %(default)g)")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds of each row (default %(default)s)")
+    parser.add_argument("--repeat", type=_count, default=5, help="rounds of each row (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go (default benchmarks/results/TIME.json)")
     parser.add_argument("--server-core", type=int, metavar="N", help="core of the servers (default: the first usable one)")
     parser.add_argument("--load-core", type=int, metavar="N", help="core of the load generator (default: the next one)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 also when a row misses its budget")
     return parser
+
+
+def _row_name(text: str) -> str:
+    if text not in ROWS:
+        raise argparse.ArgumentTypeError(f"no row {text!r}; there are {', '.join(ROWS)}")
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError("must be 1 to 100")
+    return value
 
 
 def _positive(text: str) -> float:
