@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
+from shoal.backends.threads import cpu_budget
 from shoal.config.checks import check_settings, errors_of
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError
 
-__all__ = ["Commands", "cpu_count", "integer", "judged", "number"]
+__all__ = ["Commands", "integer", "judged", "number"]
 
 Commands = Any
 """What `add_subparsers` returns; argparse keeps its class private."""
@@ -33,18 +33,13 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def cpu_count() -> int:
-    """CPUs that this process may be scheduled on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def judged(settings: Settings, source: str | None = None) -> Settings:
     """The settings, if nothing is wrong with them; warnings go to stderr.
 
     Raises `ConfigError` with one line per broken rule. `source` (the settings file) is put before each.
     """
     prefix = "" if source is None else f"{source}: "
-    problems = check_settings(settings, cpu_count=cpu_count())
+    problems = check_settings(settings, cpu_count=cpu_budget().cpus)
     for problem in problems:
         if problem.severity == "warning":
             print(f"shoal: warning: {prefix}{problem.where}: {problem.message}", file=sys.stderr)

@@ -199,9 +199,8 @@ def _check_batching(where: str, batching: BatchingSettings) -> Iterator[Problem]
             if outside:
                 text = f"{_listed(outside)} outside 1…{batching.max_batch_size}; remove them, or raise max_batch_size"
                 check.error(name, text)
-    if limit_ok and batching.allowed_batch_sizes and max(batching.allowed_batch_sizes) < batching.max_batch_size:
-        largest = max(batching.allowed_batch_sizes)
-        check.warn("allowed_batch_sizes", f"ends at {largest}; set max_batch_size = {largest}, or add {batching.max_batch_size}")
+    if batching.allowed_batch_sizes and not check.found:
+        check.warn("allowed_batch_sizes", "has no effect yet: this version does not pad batches to allowed sizes; leave it out")
     if batching.preferred_batch_sizes and batching.max_delay_ms == 0:
         check.warn("preferred_batch_sizes", "has no effect while max_delay_ms = 0: nothing waits for a size; set max_delay_ms")
     yield from check.found
@@ -226,6 +225,8 @@ def _check_queue(where: str, queue: QueueSettings, batching: BatchingSettings, s
         if check.time_ms(name, value, zero_allowed=False) and value is not None and value <= delay_ms:
             text = f"is {value:g}, must be more than max_delay_ms = {delay_ms:g}: {meaning}"
             check.error(name, f"{text}; raise it, or lower max_delay_ms")
+    if queue.slo_ms is not None and not check.found:
+        check.warn("slo_ms", "has no effect yet: nothing in this version acts on an objective; default_timeout_ms bounds the wait")
     if queue.slo_ms is not None and queue.default_timeout_ms is not None and queue.default_timeout_ms < queue.slo_ms:
         check.warn(
             "default_timeout_ms", f"is {queue.default_timeout_ms:g}, less than slo_ms = {queue.slo_ms:g}: requests end before it"
