@@ -29,7 +29,7 @@ class Backend(Protocol):
         ...
 
     def clone(self) -> Backend:
-        """Another executor's own instance (may share read-only weights or be the same object if it is safe to run twice at once)."""
+        """Another executor's own instance; may share read-only weights, or be the same object if that may run twice at once."""
         ...
 
     def close(self) -> None:
