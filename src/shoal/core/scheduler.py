@@ -560,6 +560,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def in_system(self) -> int:
+        """Requests that are held or run: accepted and not ended."""
+        return self._held_requests + self._running_requests
+
+    @property
     def waiting_requests(self) -> int:
         """Requests that wait or are staged."""
         return self._held_requests - len(self._reserved)
