@@ -32,7 +32,7 @@ def classify(scores: Array, k: int, labels: Sequence[str] | None, batched: bool,
     result = np.empty(top.shape, dtype=object)
     for row, indices in enumerate(top.tolist()):
         for rank, index in enumerate(indices):
-            text = f"{flat[row, index]}:{index}"
+            text = f"{flat[row, index]!s}:{index}"  # str, because formatting would widen a narrow float
             if labels is not None and index < len(labels):
                 text = f"{text}:{labels[index]}"
             result[row, rank] = text.encode()
