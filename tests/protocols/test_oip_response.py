@@ -113,7 +113,7 @@ def test_bytes_as_json() -> None:
     """BYTES answer UTF-8 strings; bytes that are no UTF-8 are an error that says to ask for binary data."""
     text, _ = encode_response("m", "1", None, None, [OutputTensor("y", "BYTES", (3,), objects(b"a", "é", b""), binary=False)])
     assert json.loads(text)["outputs"][0]["data"] == ["a", "é", ""]
-    with pytest.raises(BadRequest, match='outputs "y": .*ask for it with binary_data true'):
+    with pytest.raises(BadRequest, match=r'outputs "y": .*ask for it with binary_data true'):
         encode_response("m", "1", None, None, [OutputTensor("y", "BYTES", (1,), objects(b"\xff"), binary=False)])
 
 
