@@ -109,6 +109,8 @@ def _explain(error: Exception) -> str:
     """ONNX Runtime's exception as one sentence that says what to do."""
     kind = type(error).__name__
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    text = re.sub(r"^Load model from .*? failed: ?", "", text)
+    text = re.sub(r"\S+\.(?:h|cc):\d+ .*?(?:\) (?=[A-Z])|(?<=\w) (?=[A-Z]\w* ))", "", text)[:400]  # places in its source code
     lower = text.lower()
     if "external data" in lower or "external_data" in lower or "external initializer" in lower:
         return f"the weights are in a separate file that is missing or too short; copy it beside the model ({text})"

@@ -74,8 +74,9 @@ class PythonBackend:
 
     def close(self) -> None:
         """Drop the object, and with the last instance the module if it came from a file."""
-        self._call = _closed
-        self._source.release()
+        if self._call is not _closed:
+            self._call = _closed
+            self._source.release()
 
 
 def open_python(target: str) -> PythonBackend:

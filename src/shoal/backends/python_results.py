@@ -50,6 +50,8 @@ def arrange(result: Any, outputs: Sequence[TensorSpec], inputs: Sequence[Array])
 
 
 def _by_output(result: Any, outputs: Sequence[TensorSpec]) -> list[Any]:
+    if isinstance(result, np.ndarray) and len(outputs) == 1:
+        return [result]
     if isinstance(result, Mapping):
         names = [tensor.name for tensor in outputs]
         if result.keys() != set(names):
@@ -76,9 +78,10 @@ def _is_private(values: list[Any], index: int) -> bool:
     """Whether it is an array that nobody but `values` holds, neither itself nor the array that it is a view of."""
     if not isinstance(values[index], np.ndarray) or sys.getrefcount(values[index]) > _PRIVATE_REFERENCES:
         return False
-    base = values[index].base
-    # `base` is held by the view, by its name here, and by the argument.
-    return base is None or (isinstance(base, np.ndarray) and base.base is None and sys.getrefcount(base) <= _PRIVATE_REFERENCES + 1)
+    base = [values[index].base]  # held by the view, by this list, and by the argument
+    if not isinstance(base[0], np.ndarray):
+        return base[0] is None
+    return base[0].base is None and sys.getrefcount(base[0]) <= _PRIVATE_REFERENCES + 1
 
 
 def _as_array(value: Any, tensor: TensorSpec) -> Array:
