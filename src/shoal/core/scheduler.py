@@ -277,8 +277,8 @@ class Scheduler:
                 self._leave(ticket, _EXPIRED)
                 ended.append(ticket)
                 continue
+            ticket.expiry_ns = FOREVER
             for piece in ticket.parts or (ticket,):
-                piece.expiry_ns = FOREVER
                 if piece.state is _WAITING:
                     self._queue.to_delayed(piece)
         self._expired += len(ended)
@@ -558,6 +558,16 @@ class Scheduler:
     def running(self) -> int:
         """How many batches run."""
         return len(self._running)
+
+    def running_batches(self) -> list[Batch]:
+        """The batches that run, in the order in which they were started."""
+        return sorted(self._running, key=lambda batch: batch.started_ns)
+
+    @property
+    def full(self) -> bool:
+        """Whether a request of one row would be refused now, draining apart."""
+        rules = self._rules
+        return self._held_requests >= rules.max_requests or self._held_rows >= rules.max_rows or self._held_bytes >= rules.max_bytes
 
     @property
     def in_system(self) -> int:
