@@ -214,7 +214,7 @@ def made_up_rows(tensor: TensorSpec, rows: int, *, first: int, seed: int, variab
         if tensor.datatype == "BYTES":
             values = np.empty(shape, dtype=object)
             values.reshape(-1)[:] = [b"%d" % number for number in random.integers(0, 1000, values.size)]
-            array[row] = values
+            array[row, ...] = values
         elif tensor.datatype in TOLERANCE:
             floats = random.random(shape, dtype=np.float32) * (1.0 if (first + row) % 2 == 0 else 0.5)
             array[row] = np.asarray(floats, np.float32).view(np.uint32) >> 16 if tensor.datatype == "BF16" else floats
