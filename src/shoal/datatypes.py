@@ -94,7 +94,9 @@ def serialize_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
     """Elements (bytes, or str taken as UTF-8) in row-major order, each with its length in front as uint32, little-endian."""
     parts: list[bytes] = []
     for item in array.reshape(-1).tolist():
-        element = item.encode() if isinstance(item, str) else bytes(item)
+        element = item.encode() if isinstance(item, str) else item
+        if not isinstance(element, bytes):
+            raise TypeError(f"a BYTES element must be bytes or str, got {type(element).__name__}")
         parts.append(len(element).to_bytes(4, "little"))
         parts.append(element)
     return b"".join(parts)

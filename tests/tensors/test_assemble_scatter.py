@@ -311,6 +311,26 @@ def test_empty_rows_are_answered() -> None:
 
 
 def test_row_parameters() -> None:
-    """Each row gets its own request's parameters; a request without any gives an empty mapping."""
-    members = [Piece(2, 0, Payload((), (), {"id": "123"})), Piece(1, 0, Payload((), ()))]
-    assert row_parameters(members) == [{"id": "123"}, {"id": "123"}, {}]
+    """Each row gets its own copy of its request's parameters; a request without any gives an empty one."""
+    shared = {"id": "123"}
+    members = [Piece(2, 0, Payload((), (), shared)), Piece(1, 0, Payload((), ()))]
+    rows = row_parameters(members)
+    assert rows == [{"id": "123"}, {"id": "123"}, {}]
+    rows[0]["seen"] = 1
+    assert (rows[1], shared) == ({"id": "123"}, {"id": "123"})
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["a", None], "element 1 is NoneType, expected bytes or str"),
+        ([b"a", 5], "element 1 is int, expected bytes or str"),
+        (["a", "\ud800"], "element 1 is text that UTF-8 cannot carry"),
+    ],
+)
+def test_refused_string_outputs(items: list[Any], message: str) -> None:
+    """BYTES elements that are neither bytes nor text fail by name: a number would else become as many zero bytes."""
+    array = np.empty((2, 1), dtype=object)
+    array[:, 0] = items
+    with pytest.raises(ModelFailed, match='output "t0": ' + message):
+        make_answer(spec_of("BYTES", row_shape=(1,)), [array], 2)

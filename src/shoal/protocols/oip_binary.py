@@ -5,6 +5,7 @@ Tensors are views into the body wherever that is possible; nothing is copied but
 
 from __future__ import annotations
 
+import struct
 from math import prod
 from typing import Final
 
@@ -18,6 +19,7 @@ from shoal.protocols.oip_head import Array, Bytes, InferHead, InputHead, TensorD
 __all__ = ["decode_raw", "parse_bytes_elements", "split_binary"]
 
 _LENGTH_BYTES: Final = 4
+_unpack_length = struct.Struct("<I").unpack_from
 
 
 def parse_bytes_elements(data: Bytes, elements: int, where: str) -> Array:
@@ -25,22 +27,28 @@ def parse_bytes_elements(data: Bytes, elements: int, where: str) -> Array:
 
     Raises `BadRequest` unless there are exactly `elements` of them and nothing is left over.
     """
-    size = len(data)
-    array = np.empty(elements, dtype=object)
-    view = memoryview(data)
+    raw = bytes(data)  # slices of it are the elements, with no view made for each
+    size = len(raw)
+    found: list[bytes] = []
     position = 0
-    for index in range(elements):
-        start = position + _LENGTH_BYTES
-        if start > size:
-            raise BadRequest(f"{where}: BYTES data ends before element {index}; the shape needs {elements} elements")
-        position = start + int.from_bytes(view[position:start], "little")
-        if position > size:
-            raise BadRequest(
-                f"{where}: BYTES element {index} claims {position - start} bytes, but only {size - start} of its data are left"
-            )
-        array[index] = bytes(view[start:position])
+    try:
+        for _ in range(elements):
+            (length,) = _unpack_length(raw, position)
+            start = position + _LENGTH_BYTES
+            position = start + length
+            found.append(raw[start:position])
+    except struct.error:
+        # A length that points beyond the end is found here or, for the last element, below.
+        if position <= size:
+            short = f"BYTES data ends before element {len(found)}; the shape needs {elements} elements"
+            raise BadRequest(f"{where}: {short}") from None
+    if position > size:
+        left = size - (position - length)
+        raise BadRequest(f"{where}: BYTES element {len(found) - 1} claims {length} bytes, but only {left} of its data are left")
     if position != size:
         raise BadRequest(f"{where}: {size - position} bytes are left over behind the {elements} BYTES elements of the shape")
+    array = np.empty(elements, dtype=object)
+    array[:] = found
     return array
 
 

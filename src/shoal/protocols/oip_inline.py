@@ -96,9 +96,10 @@ def _floats(items: list[Any], datatype: DataType, where: str) -> Array:
         return wide.astype(datatype.numpy, copy=False)
     with np.errstate(over="ignore"):
         narrow = wide.astype(datatype.numpy)
-    overflown = np.isinf(narrow) & np.isfinite(wide)
-    if overflown.any():
-        raise BadRequest(f"{where}: data[{int(overflown.argmax())}] is outside of {datatype.name}'s range")
+    if not np.isfinite(narrow).all():
+        overflown = np.isinf(narrow) & np.isfinite(wide)
+        if overflown.any():
+            raise BadRequest(f"{where}: data[{int(overflown.argmax())}] is outside of {datatype.name}'s range")
     return narrow
 
 

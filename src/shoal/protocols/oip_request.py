@@ -96,7 +96,7 @@ def _input(index: int, tensor: _Tensor, limits: Limits) -> InputHead:
     if parameters:
         for key, value in parameters.items():
             if key == "binary_data_size":
-                binary_size = _integer(value, f"{where}: binary_data_size")
+                binary_size = value if type(value) is int and 0 <= value <= _INTEGER_MAX else _integer(value, f"{where}: {key}")
             else:
                 _refuse_shared_memory(key, where)
                 if custom is _NONE:

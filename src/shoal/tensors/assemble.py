@@ -7,7 +7,7 @@ that are kept and used again, because fresh pages cost more than the copy. Knows
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final, Protocol
 
@@ -22,7 +22,6 @@ _JOIN_BYTES: Final = 64 << 10  # up to here one join is faster than a slice assi
 _RELEASE_BYTES: Final = 1 << 20  # from here a copy lets other threads run
 _KEPT_SHAPES: Final = 4
 _KEPT_BYTES: Final = 512 << 20
-_NO_PARAMETERS: Final[Mapping[str, Any]] = {}
 
 
 class Member(Protocol):
@@ -64,11 +63,15 @@ def _as_bytes(data: InputData) -> bytes | bytearray | memoryview:
     return data
 
 
-def row_parameters(members: Sequence[Member]) -> list[Mapping[str, Any]]:
-    """The request parameters of every row of the batch, in order, for models that use them."""
-    result: list[Mapping[str, Any]] = []
+def row_parameters(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """The request parameters of every row of the batch, in order, for models that use them.
+
+    Each row gets a copy of its own: equal requests share one decoded head, and what a model writes must reach nobody else.
+    """
+    result: list[dict[str, Any]] = []
     for member in members:
-        result.extend([member.payload.parameters or _NO_PARAMETERS] * member.rows)
+        parameters = member.payload.parameters or {}
+        result.extend([dict(parameters) for _ in range(member.rows)])
     return result
 
 

@@ -56,20 +56,41 @@ class Answer:
         return (rows, *shape[1:]) if self.batched else shape
 
 
+def _fit_bytes(spec: TensorSpec, output: Array) -> Array:
+    """BYTES: an array of objects that are all `bytes`; strings become their UTF-8 bytes."""
+    if output.dtype.kind not in "OSU":
+        raise ModelFailed(f'output "{spec.name}": the model returned {output.dtype.name}, expected BYTES (bytes or str elements)')
+    items = output.reshape(-1).tolist()
+    if output.dtype.kind == "O" and set(map(type, items)) <= {bytes}:
+        return np.ascontiguousarray(output).reshape(output.shape)
+    for index, item in enumerate(items):
+        if isinstance(item, str):
+            try:
+                items[index] = item.encode()
+            except UnicodeEncodeError:
+                raise ModelFailed(f'output "{spec.name}": element {index} is text that UTF-8 cannot carry') from None
+        elif isinstance(item, bytes):
+            items[index] = bytes(item)
+        else:
+            raise ModelFailed(f'output "{spec.name}": element {index} is {type(item).__name__}, expected bytes or str')
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array.reshape(output.shape)
+
+
 def _fit(spec: TensorSpec, output: Any) -> Array:
     """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
     if not isinstance(output, np.ndarray):
         raise ModelFailed(f'output "{spec.name}": the model returned {type(output).__name__}, expected an array of {spec.datatype}')
     wanted = DATATYPES[spec.datatype].numpy
     got = output.dtype
+    if wanted.hasobject:
+        return _fit_bytes(spec, output)
     if got == wanted:
         return output if output.flags.c_contiguous else np.array(output, order="C")
-    if wanted.hasobject:
-        if got.kind in "OSU":
-            return np.array(output, dtype=object, order="C")
-    elif spec.datatype == "BF16" and got.name == "bfloat16":
+    if spec.datatype == "BF16" and got.name == "bfloat16":
         return np.array(output, order="C").view(wanted)
-    elif got.newbyteorder("<") == wanted:
+    if got.newbyteorder("<") == wanted:
         return np.array(output, dtype=wanted, order="C")
     raise ModelFailed(f'output "{spec.name}": the model returned {got.name}, expected {spec.datatype} ({wanted.name})')
 
