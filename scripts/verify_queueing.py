@@ -1,7 +1,8 @@
 """Simulated against closed form: the scheduler in virtual time must behave as queueing theory says (`make verify-queueing`).
 
 Prints a table and exits with status 1 if a mean or a mean batch size is off by more than 2 %, a P50 or P99 by more than 3 %, or a
-law without statistics is broken. Seeds are fixed. Arrivals are Poisson, stretched to the exact mean rate: at high load most of the scatter of a finite run is that of its own realised rate. Takes about a minute on one core.
+law without statistics is broken. Seeds are fixed. Arrivals are Poisson, stretched to the exact mean rate: at high load most of
+the scatter of a finite run is that of its own realised rate. Takes about a minute on one core.
 """
 
 # ruff: noqa: D102, D103, RUF001, RUF003 - a script: names of the formulas are Greek, and the table says what each part does

@@ -1,6 +1,6 @@
-"""`shoal simulate`: what a batching setting would do under a load, in virtual time. Words to numbers and back; the work is in `sim/`.
+"""`shoal simulate`: what a batching setting would do under a load, in virtual time.
 
-Also runnable as `python -m shoal.cli.simulate`.
+Words to numbers and back; the work is in `sim/`. Also runnable as `python -m shoal.cli.simulate`.
 """
 
 from __future__ import annotations
