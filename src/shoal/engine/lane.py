@@ -1,0 +1,449 @@
+"""A lane: one model version between its callers and its executors. The driver of one scheduler, and the only owner of its clock.
+
+    submit → scheduler ─ one poll per loop round ─→ Dispatch/Stage → pool → Completion → answers on tickets → on_end
+
+Everything here runs on one event loop. Nothing polls: a poll happens because something was submitted (once per round of the loop,
+so that all requests read in one round go together), because a batch ended, or because the one timer fired that the scheduler asked
+for. There is no task and no future per request. What a batch is and when it starts is the scheduler's; how it is run the pool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from shoal.admission.drain import DrainRate
+from shoal.config.settings import BatchingSettings, QueueSettings
+from shoal.core.batch import Batch, BatchState
+from shoal.core.decisions import Dispatch, Expire, Refuse
+from shoal.core.scheduler import Scheduler
+from shoal.core.snapshot import Snapshot
+from shoal.core.ticket import Ticket, TicketState
+from shoal.datatypes import ModelSpec
+from shoal.engine.execution import End, Outcome
+from shoal.engine.executor import Completion, Pool
+from shoal.engine.quiet_log import QuietLog
+from shoal.engine.recorder import Recorder
+from shoal.errors import DeadlineExceeded, Draining, ShoalError, WorkerLost
+from shoal.tensors.scatter import join_answers
+
+__all__ = ["Lane"]
+
+_log = logging.getLogger("shoal.engine")
+_ANSWERED: Final = TicketState.ANSWERED
+_FAILED: Final = TicketState.FAILED
+_STAGED: Final = TicketState.STAGED
+_NEVER: Final = 1 << 62
+_NS_PER_SECOND: Final = 1e9
+_NS_PER_MS: Final = 1e6
+_MAX_JITTER: Final = 0.2
+
+
+class Lane:
+    """One model version: scheduler, executors and statistics.
+
+    Exactly one ending per ticket: `submit` refuses it, `cancel` takes it back, or `on_end(ticket)` is called once, on the loop,
+    with `ticket.state` ANSWERED (and `answer`, `answer_row`), FAILED or EXPIRED (and `error`, a `ShoalError`). When `on_end` is
+    called the scheduler has let go of the ticket, so it may submit, reserve and cancel at will. What it raises is counted, logged,
+    and harms nobody else.
+
+    Must be made on the loop that it is to live on. `clock` gives nanoseconds that never go back; it is called by executors too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        spec: ModelSpec,
+        pool: Pool,
+        *,
+        batching: BatchingSettings,
+        queue: QueueSettings,
+        stage: bool = True,
+        clock: Callable[[], int] = time.monotonic_ns,
+        wall_clock: Callable[[], float] = time.time,
+        join: Callable[[Sequence[tuple[Any, int, int]]], Any] = join_answers,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.spec = spec
+        self.batching = batching
+        self.queue = queue
+        self.stats = Recorder(wall_clock)
+        self._pool = pool
+        self._join = join
+        self._clock = clock
+        self._loop = loop = asyncio.get_running_loop()
+        self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
+        self._drain_rate = DrainRate()
+        self._context = contextvars.Context()  # callbacks must not see the variables of whoever happened to submit
+        self._poll_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = _NEVER
+        self._offered: Batch | None = None  # lies with the pool; an executor may have begun it
+        self._running_rows = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._quiet = QuietLog(_log, clock)
+        pool.start(loop, self._completed)
+
+    # ---------------------------------------------------------------- in
+
+    def reserve(self, ticket: Ticket) -> Refuse | None:
+        """Hold room for a ticket whose body is still to be read. Ends with `submit` or `cancel`."""
+        refuse = self._scheduler.reserve(ticket, self._clock())
+        if refuse is not None:
+            self.stats.refuse(refuse.reason)
+        return refuse
+
+    def submit(self, ticket: Ticket) -> Refuse | None:
+        """Queue a ticket. If it is refused its `on_end` is never called, and a reservation is released."""
+        refuse = self._scheduler.submit(ticket, self._clock())
+        if refuse is not None:
+            self.stats.refuse(refuse.reason)
+            self._look_idle()
+            return refuse
+        if not self._poll_due:
+            self._poll_due = True
+            self._loop.call_soon(self._poll, context=self._context)
+        return None
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Nobody waits for this ticket any more: its `on_end` will not be called from here on.
+
+        True if it left before it ran. A RUNNING one goes on and its rows are thrown away; its batch-mates notice nothing. False for
+        that, and for one that has ended.
+        """
+        ticket.on_end = None
+        staged = self._offered
+        if staged is None or (ticket.state is not _STAGED and ticket.parts is None):
+            left = self._scheduler.cancel(ticket, self._clock())
+        else:
+            now_ns = self._clock()
+            self._take_back(staged, now_ns)
+            left = self._scheduler.cancel(ticket, now_ns)
+            self._offer()
+        if left:
+            self.stats.cancelled += 1
+            self._look_idle()
+        return left
+
+    # ---------------------------------------------------------------- deciding
+
+    def poll(self) -> None:
+        """Do what is due now. Nobody has to call it; with a clock that is set by hand it takes the place of the timer."""
+        self._decide(self._clock())
+
+    def _poll(self) -> None:
+        if self._poll_due:
+            self._decide(self._clock())
+
+    def _decide(self, now_ns: int) -> None:
+        """Ask the scheduler, and act on it. The offered batch is taken in for that long, so that it can grow or be overtaken."""
+        self._poll_due = False
+        scheduler = self._scheduler
+        if self._offered is not None:
+            self._take_back(self._offered, now_ns)
+        if not self._running_rows and scheduler.waiting_rows:
+            self._drain_rate.backlog_began(now_ns)
+        expired: list[Ticket] | None = None
+        for decision in scheduler.poll(now_ns):
+            if type(decision) is Dispatch:
+                self._running_rows += decision.batch.rows
+                self._pool.dispatch(decision.batch)
+            elif type(decision) is Expire:
+                expired = decision.tickets
+        self._offer()
+        wakeup_ns = scheduler.next_wakeup_ns()
+        if wakeup_ns is not None and wakeup_ns < self._timer_ns:
+            self._arm(wakeup_ns, now_ns)
+        if expired is not None:
+            self._expire(expired, now_ns)
+
+    def _take_back(self, staged: Batch, now_ns: int) -> None:
+        """Take the offered batch in, or learn that an executor has begun it."""
+        self._offered = None
+        if not self._pool.withdraw():
+            self._begin(staged, now_ns)
+
+    def _begin(self, staged: Batch, now_ns: int) -> None:
+        self._running_rows += staged.rows
+        self._scheduler.start(staged, now_ns)
+
+    def _offer(self) -> None:
+        staged = self._scheduler.staged
+        if staged is not None and self._offered is None:
+            self._offered = staged
+            self._pool.offer(staged)
+
+    def _arm(self, wakeup_ns: int, now_ns: int) -> None:
+        """Set the timer. It is only ever moved forward: one that fires too early costs less than a new one for every batch."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = wakeup_ns
+        delay_seconds = max(0, wakeup_ns - now_ns) / _NS_PER_SECOND
+        self._timer = self._loop.call_later(delay_seconds, self._on_timer, context=self._context)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_ns = _NEVER
+        if not self._closed:
+            self._decide(self._clock())
+
+    # ---------------------------------------------------------------- endings
+
+    def _completed(self, completions: Iterable[Completion]) -> None:
+        """Batches came back: free their executors, start what waits, then tell those who wait for the answers."""
+        ended: list[Ticket] = []
+        for completion in completions:
+            batch = completion.batch
+            if batch is self._offered:  # begun and finished before anyone here had heard of it
+                self._offered = None
+                self._begin(batch, self._clock())
+            if batch.state is not BatchState.RUNNING:
+                continue  # given up meanwhile
+            outcome = completion.outcome
+            done_ns = self._clock() if outcome is None else outcome.done_ns
+            began = completion.began
+            if began is not None and began is self._offered:
+                self._offered = None
+                self._begin(began, done_ns)
+            self._running_rows -= batch.rows
+            if outcome is None:
+                self.stats.workers_lost += 1
+                error = WorkerLost("the executor that ran this request was lost; nothing is known of its answer")
+                error.__cause__ = completion.died
+                ended += self._settle_each(batch, [error] * len(batch.members), (), done_ns)
+            elif outcome.ends is not None or batch.cut:
+                ended += self._settle_each(batch, outcome.ends or _answered_all(batch, outcome), outcome.runs, done_ns)
+                self._note_failure(outcome)
+            else:
+                ended += self._settle(batch, outcome)
+            self._drain_rate.record(batch.rows, self._running_rows + self._scheduler.waiting_rows, done_ns)
+        if not self._closed:
+            self._decide(self._clock())
+        self._tell(ended)
+        self._look_idle()
+
+    def _settle(self, batch: Batch, outcome: Outcome) -> list[Ticket]:
+        """The usual case: every member is whole and answered. The scheduler makes them ANSWERED."""
+        answer = outcome.answer
+        members = batch.members
+        row = accepted_sum_ns = discarded = discarded_rows = 0
+        for ticket in members:
+            ticket.answer = answer
+            ticket.answer_row = row
+            row += ticket.rows
+            accepted_sum_ns += ticket.accepted_ns
+            if ticket.on_end is None:
+                discarded += 1
+                discarded_rows += ticket.rows
+                accepted_sum_ns -= ticket.accepted_ns
+        done_ns = outcome.done_ns
+        self._scheduler.complete(batch, done_ns)
+        stats = self.stats
+        stats.executed(outcome.runs)
+        stats.succeeded(len(members) - discarded, accepted_sum_ns, batch.started_ns, done_ns, outcome.runs)
+        if discarded:
+            stats.discard(discarded, discarded_rows)
+        return members
+
+    def _settle_each(self, batch: Batch, ends: Sequence[End], runs: Sequence[Any], done_ns: int) -> list[Ticket]:
+        """Members that end differently, or are pieces of larger tickets."""
+        stats = self.stats
+        stats.executed(runs)
+        whole: list[Ticket] = []
+        for ticket, end in zip(batch.members, ends, strict=True):
+            if isinstance(end, Exception):
+                ticket.error = end
+                ticket.state = _FAILED
+            else:
+                ticket.answer, ticket.answer_row = end
+                ticket.state = _ANSWERED
+            parent = ticket.parent
+            if parent is None:
+                whole.append(ticket)
+            elif parent.state >= _ANSWERED:  # cancelled, expired or failed, while this piece of it ran
+                stats.discard(0, ticket.rows)
+        joined = list(self._scheduler.complete(batch, done_ns))
+        for parent in joined:
+            self._join_parts(parent)
+        ended = whole + joined
+        wanted = [ticket for ticket in ended if ticket.on_end is not None]
+        good = [ticket.accepted_ns for ticket in wanted if ticket.state is _ANSWERED]
+        bad = [ticket.accepted_ns for ticket in wanted if ticket.state is _FAILED]
+        stats.succeeded(len(good), sum(good), batch.started_ns, done_ns, runs)
+        stats.failed(len(bad), sum(bad), done_ns)
+        unwanted = [ticket.rows for ticket in ended if ticket.on_end is None]
+        if unwanted:
+            stats.discard(len(unwanted), sum(unwanted))
+        return ended
+
+    def _join_parts(self, parent: Ticket) -> None:
+        """The one ending of a ticket that was cut: all pieces in order, or the first failure."""
+        parts = parent.parts or []
+        if parent.state is _FAILED:
+            parent.error = next((part.error for part in parts if part.error is not None), None)
+        elif parent.on_end is not None:
+            try:
+                parent.answer = self._join([(part.answer, part.answer_row, part.rows) for part in parts])
+                parent.answer_row = 0
+            except Exception as error:
+                parent.state = _FAILED
+                parent.error = error if isinstance(error, ShoalError) else ShoalError("internal error")
+        for part in parts:
+            part.answer = None  # their batches' outputs have been copied
+
+    def _expire(self, tickets: list[Ticket], now_ns: int) -> None:
+        for ticket in tickets:
+            waited_ms = (now_ns - ticket.accepted_ns) / _NS_PER_MS
+            ticket.error = DeadlineExceeded(f"the request expired after waiting {waited_ms:.1f} ms for an executor")
+        self.stats.expired += len(tickets)
+        self._tell(tickets)
+        self._look_idle()
+
+    def _tell(self, tickets: Iterable[Ticket]) -> None:
+        """The one place where owners are told of an ending."""
+        fatal: BaseException | None = None
+        for ticket in tickets:
+            on_end = ticket.on_end
+            if on_end is None:
+                continue
+            ticket.on_end = None
+            try:
+                on_end(ticket)
+            except Exception:
+                self.stats.loop_errors += 1
+                self._quiet.exception("model %s: whoever waited for a request failed to take its ending", self.name)
+            except BaseException as error:  # Ctrl-C: the others still hear of their ending
+                fatal = error
+        if fatal is not None:
+            raise fatal
+
+    def _note_failure(self, outcome: Outcome) -> None:
+        cause = outcome.cause
+        self.stats.reruns += outcome.reruns
+        if outcome.reruns:
+            self.stats.bisections += 1
+        if cause is not None:
+            self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
+            outcome.cause = None
+
+    # ---------------------------------------------------------------- ending altogether
+
+    def start_draining(self) -> None:
+        """Refuse whatever comes from here on, and send what waits without waiting for windows."""
+        self._scheduler.drain(self._clock())
+        if not self._poll_due:
+            self._poll_due = True
+            self._loop.call_soon(self._poll, context=self._context)
+
+    async def drain(self) -> None:
+        """`start_draining`, and return when everything that was accepted has ended."""
+        self.start_draining()
+        if not self._scheduler.idle:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _look_idle(self) -> None:
+        if self._waiters and self._scheduler.idle:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def close(self, grace_seconds: float = 5.0) -> bool:
+        """End: what runs has `grace_seconds` to finish, everything else fails as `draining`. False if an executor stayed behind."""
+        if self._closed:
+            return True
+        self._closed = True
+        self._scheduler.drain(self._clock())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._offered is not None:
+            self._take_back(self._offered, self._clock())
+        finished = await self._pool.close(grace_seconds)
+        self._give_up()
+        return finished
+
+    def stop(self) -> None:
+        """Tell the executors to end, without waiting; for owners that are being thrown away."""
+        self._closed = True
+        self._pool.stop()
+
+    def _give_up(self) -> None:
+        """Fail what is left: what an executor never gave back, then what waits. Reserved tickets are their owner's to cancel."""
+        scheduler = self._scheduler
+        now_ns = self._clock()
+        ended: list[Ticket] = []
+        for batch in scheduler.running_batches():
+            lost: list[End] = [WorkerLost("the server stopped before the model had answered")] * len(batch.members)
+            ended += self._settle_each(batch, lost, (), now_ns)
+        self._running_rows = 0
+        while scheduler.waiting_requests and (decisions := scheduler.poll(now_ns)):
+            for decision in decisions:
+                if type(decision) is Dispatch:
+                    left: list[End] = [Draining("the server stopped before the request had run")] * len(decision.batch.members)
+                    ended += self._settle_each(decision.batch, left, (), now_ns)
+                elif type(decision) is Expire:
+                    self._expire(decision.tickets, now_ns)
+        self._tell(ended)
+        self._look_idle()
+
+    # ---------------------------------------------------------------- looking
+
+    @property
+    def full(self) -> bool:
+        """Whether a request of one row would be refused now."""
+        return self._scheduler.full
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is reserved, waits or runs."""
+        return self._scheduler.idle
+
+    def snapshot(self) -> Snapshot:
+        """The scheduler's state in figures."""
+        return self._scheduler.snapshot(self._clock())
+
+    def queue_state(self) -> dict[str, int | None]:
+        """What waits and what may, for the body of a refusal."""
+        queue = self.queue
+        return {
+            "waiting_requests": self._scheduler.waiting_requests,
+            "waiting_rows": self._scheduler.waiting_rows,
+            "max_queue_requests": queue.max_queue_requests,
+            "max_queue_rows": queue.max_queue_rows,
+            "max_queue_bytes": queue.max_queue_bytes,
+        }
+
+    def retry_after_ms(self) -> int | None:
+        """When a refused client may try again: backlog ÷ measured rate, lengthened by chance; None before anything was measured."""
+        backlog_rows = self._scheduler.waiting_rows + self._running_rows
+        jitter = random.random() * _MAX_JITTER
+        return self._drain_rate.retry_after_ms(backlog_rows, self._clock(), jitter=jitter)
+
+    def rows_per_second(self) -> float | None:
+        """How fast the lane drains while it has a backlog; None before anything was measured."""
+        return self._drain_rate.rows_per_second()
+
+    @property
+    def restarts(self) -> int:
+        """How often an executor died and was replaced."""
+        return self._pool.restarts
+
+
+def _answered_all(batch: Batch, outcome: Outcome) -> list[End]:
+    ends: list[End] = []
+    row = 0
+    for ticket in batch.members:
+        ends.append((outcome.answer, row))
+        row += ticket.rows
+    return ends
