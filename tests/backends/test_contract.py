@@ -42,7 +42,9 @@ model.outputs = {"kept": ("FP32", (4,)), "same": ("FP32", (4,))}
 class TestOnnxModels(BackendContract):
     """Sessions with one and with two threads, with one and several inputs, and every way in which values travel."""
 
-    @pytest.fixture(autouse=True, params=["digits", "floats", "threads", "several", "BOOL", "INT64", "FLOAT16", "BFLOAT16", "STRING"])
+    @pytest.fixture(
+        autouse=True, params=["digits", "floats", "threads", "several", "BOOL", "INT64", "FLOAT16", "BFLOAT16", "STRING"]
+    )
     def chosen(self, request: Any, onnx_files: Any) -> None:
         """The model of this round."""
         kind, self.threads = request.param, 2 if request.param == "threads" else 1

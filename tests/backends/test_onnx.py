@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,11 @@ def test_every_datatype_goes_in_and_comes_out(onnx_files: Any, kind: str) -> Non
         rows = np.array([[b"", b"a\x00b\x00", "é".encode(), b"x"]], dtype=object)
     else:
         dtype = DATATYPES[name].numpy
-        rows = np.frombuffer(bytes(range(4 * dtype.itemsize)), dtype=dtype).reshape(1, 4) if name != "BOOL" else np.eye(1, 4, dtype=bool)
+        rows = (
+            np.frombuffer(bytes(range(4 * dtype.itemsize)), dtype=dtype).reshape(1, 4)
+            if name != "BOOL"
+            else np.eye(1, 4, dtype=bool)
+        )
     (got,) = backend.run([rows])
     assert got.dtype == rows.dtype
     assert got.tolist() == rows.tolist()
@@ -67,7 +70,7 @@ def test_bf16_is_computed_by_the_runtime(onnx_files: Any) -> None:
 def test_bytes_that_are_no_text_are_the_clients_fault(onnx_files: Any) -> None:
     """ONNX strings are text: other bytes raise BadRequest naming the input, and the next run works."""
     backend = open_onnx(onnx_files.one("Identity", TensorProto.STRING, ["batch", 1]))
-    with pytest.raises(BadRequest, match="input 'x'.*UTF-8"):
+    with pytest.raises(BadRequest, match=r"input 'x'.*UTF-8"):
         backend.run([np.array([[b"\xff\xfe"]], dtype=object)])
     assert backend.run([np.array([[b"ok"]], dtype=object)])[0].tolist() == [[b"ok"]]
 
@@ -97,6 +100,13 @@ def test_an_output_without_a_batch_axis_is_named(onnx_files: Any) -> None:
     spec = open_onnx(path).spec
     assert not spec.batchable
     assert "output 'mean' is a scalar" in str(spec.unbatchable_reason)
+
+
+def test_an_output_that_loses_its_batch_axis_inside_the_graph_is_found(onnx_files: Any) -> None:
+    """Declared variable, but the runtime's own shape inference knows better: a Reshape to one row."""
+    node, floats = helper.make_node("Reshape", ["x", "shape"], ["y"]), (F, ["batch", 4])
+    spec = open_onnx(onnx_files.build([node], {"x": floats}, {"y": floats}, {"shape": np.array([1, 4])})).spec
+    assert str(spec.unbatchable_reason).startswith("output 'y' has the fixed first dimension 1")
 
 
 def test_a_fixed_model_still_runs_whole(onnx_files: Any) -> None:
@@ -148,17 +158,21 @@ def test_instances_share_a_session_only_without_a_pool(onnx_files: Any) -> None:
         assert (backend.clone()._session is backend._session) is shared
 
 
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
 def test_sessions_start_no_more_threads_than_their_budget(onnx_files: Any) -> None:
     """Case 16: `threads` counts the caller, so a session of n threads adds n - 1 to the process, and one of 1 adds none."""
     path = onnx_files.one()
-    before = len(os.listdir("/proc/self/task"))
+    before = _threads()
     one = open_onnx(path, threads=1)
     one.run([np.ones((1, 4), np.float32)])
-    assert len(os.listdir("/proc/self/task")) == before
+    assert _threads() == before
     two = open_onnx(path, threads=2)
     two.run([np.ones((1, 4), np.float32)])
-    assert len(os.listdir("/proc/self/task")) == before + 1
+    assert _threads() == before + 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads memory use from /proc")

@@ -26,7 +26,7 @@ TOLERANCE: Final[Mapping[str, float]] = {"FP64": 1e-9, "FP32": 1e-4, "FP16": 1e-
 and another order of sums are used for other batch sizes; that costs some units of the last place, more in deep networks.
 Integers, booleans and bytes must agree exactly."""
 
-_VARIABLE_DIMS: Final = (8, 2, 32, 224)
+_VARIABLE_DIMS: Final = (8, 2, 32, 224, 1)
 """Tried in this order for all variable dimensions at once, until the model takes one row of it."""
 
 _MAX_INPUT_BYTES: Final = 64 << 20

@@ -85,33 +85,34 @@ def _is_private(values: list[Any], index: int) -> bool:
 
 
 def _as_array(value: Any, tensor: TensorSpec) -> Array:
+    # `asarray` and not `ascontiguousarray`, which would pass a scalar off as one row.
     wanted = DATATYPES[tensor.datatype].numpy
     if tensor.datatype == "BYTES":
         return _as_bytes(value, tensor)
     if isinstance(value, np.ndarray) and value.dtype == wanted:
-        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+        return value if value.flags.c_contiguous else np.asarray(value, order="C")
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ModelFailed(f"output '{tensor.name}': the model returned something that is no array: {error}") from None
     if array.dtype == wanted:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     kind = array.dtype.kind
     if tensor.datatype == "BF16":
         if array.dtype.name == "bfloat16":
-            return np.ascontiguousarray(array).view(np.uint16)
+            return np.asarray(array, order="C").view(np.uint16)
         if kind in "fiub":
             return float_to_bfloat16(array)
     elif (wanted.kind == "f" and kind in "fiub") or (wanted.kind in "iu" and kind == "b"):
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(array, dtype=wanted)
+            return np.asarray(array, dtype=wanted, order="C")
     elif wanted.kind in "iu" and kind in "iu":
         limits = np.iinfo(wanted)
         if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
             raise ModelFailed(f"output '{tensor.name}': a value of {array.dtype} does not fit into {tensor.datatype}")
-        return np.ascontiguousarray(array, dtype=wanted)
+        return np.asarray(array, dtype=wanted, order="C")
     elif array.size == 0 and not isinstance(value, np.ndarray):
-        return np.ascontiguousarray(array, dtype=wanted)  # an empty list has no dtype of its own
+        return np.asarray(array, dtype=wanted, order="C")  # an empty list has no dtype of its own
     raise ModelFailed(
         f"output '{tensor.name}': the model returned {array.dtype}, declared is {tensor.datatype}; convert it with astype"
     )
@@ -120,12 +121,12 @@ def _as_array(value: Any, tensor: TensorSpec) -> Array:
 def float_to_bfloat16(array: Array) -> Array:
     """Bit patterns (uint16) of the nearest BF16 values, ties to even; NaN stays NaN. Same shape."""
     with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(array, dtype=np.float32)
+        single = np.asarray(array, dtype=np.float32, order="C")
     bits = single.view(np.uint32)
     # Add half of the last kept place, one less where the kept part is even, and cut; a NaN must not be rounded up to infinity.
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     kept = np.where(np.isnan(single), bits | np.uint32(0x400000), rounded)
-    return np.ascontiguousarray((kept >> np.uint32(16)).astype(np.uint16))
+    return (kept >> np.uint32(16)).astype(np.uint16)
 
 
 def _as_bytes(value: Any, tensor: TensorSpec) -> Array:
