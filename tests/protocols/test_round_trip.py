@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import ml_dtypes
@@ -83,6 +84,18 @@ def test_json_requests(datatype: str, data: st.DataObject) -> None:
     """Inline inputs of every datatype that JSON can carry arrive exactly, -0.0 and denormals too."""
     array = client_array(datatype, data, text=True)
     assert same(send(array, datatype, binary=False), array)
+
+
+@pytest.mark.parametrize("datatype", [*NUMERIC, "BYTES"])
+@given(st.data())
+@settings(deadline=None, max_examples=20)
+def test_nested_json_requests(datatype: str, data: st.DataObject) -> None:
+    """Data nested as the shape says is the same array as flat data."""
+    array = client_array(datatype, data, text=True)
+    nested = np.vectorize(bytes.decode, otypes=[object])(array).tolist() if datatype == "BYTES" else array.tolist()
+    tensor = {"name": "x", "shape": array.shape, "datatype": datatype, "data": nested}
+    got = decode_head(json.dumps({"inputs": [tensor]}).encode()).inputs[0].data
+    assert got is not None and same(got, array)
 
 
 @pytest.mark.parametrize("datatype", list(DATATYPES))

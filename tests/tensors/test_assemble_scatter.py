@@ -17,7 +17,7 @@ from shoal.errors import ModelFailed
 from shoal.tensors import assemble as assemble_module
 from shoal.tensors.assemble import Assembler, row_parameters
 from shoal.tensors.payload import Array, Payload
-from shoal.tensors.scatter import Answer, join_answers, make_answer, serialize_bytes
+from shoal.tensors.scatter import Answer, BadElement, join_answers, make_answer, serialize_bytes
 
 
 @dataclass
@@ -332,5 +332,6 @@ def test_refused_string_outputs(items: list[Any], message: str) -> None:
     """BYTES elements that are neither bytes nor text fail by name: a number would else become as many zero bytes."""
     array = np.empty((2, 1), dtype=object)
     array[:, 0] = items
-    with pytest.raises(ModelFailed, match='output "t0": ' + message):
+    with pytest.raises(BadElement, match='output "t0": ' + message) as caught:
         make_answer(spec_of("BYTES", row_shape=(1,)), [array], 2)
+    assert caught.value.row == 1

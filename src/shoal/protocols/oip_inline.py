@@ -13,7 +13,6 @@ Stated policy, per kind of datatype
 from __future__ import annotations
 
 from itertools import chain
-from math import prod
 from typing import Any, Final
 
 import msgspec
@@ -44,19 +43,22 @@ def _flatten(value: Any, shape: tuple[int, ...], elements: int, datatype: DataTy
             raise BadRequest(f"{where}: data must be a list, got {_JSON_NAMES[type(value)]}")
         return [value]
     items: list[Any] = value
-    lengths: list[int] = []
+    length = len(items)
+    outer: list[int] = []
     while items and type(items[0]) is list:
-        lengths.append(len(items))
+        outer.append(length)
         if set(map(type, items)) != {list}:
-            raise BadRequest(f"{where}: data mixes lists and values at nesting level {len(lengths)}")
-        if len(set(map(len, items))) != 1:
-            raise BadRequest(f"{where}: data is ragged: lists at nesting level {len(lengths) + 1} differ in length")
+            raise BadRequest(f"{where}: data mixes lists and values at nesting level {len(outer)}")
+        lengths = set(map(len, items))
+        if len(lengths) != 1:
+            raise BadRequest(f"{where}: data is ragged: lists at nesting level {len(outer) + 1} differ in length")
+        length = lengths.pop()
         items = list(chain.from_iterable(items))
     if len(items) != elements:
         raise BadRequest(f"{where}: shape {show_shape(shape)} {datatype.name} needs {elements} values, got {len(items)}")
-    outer = [length for length in lengths if length != 1]
-    if outer != [dimension for dimension in shape if dimension != 1][: len(outer)]:
-        nested = show_shape([*lengths, elements // prod(lengths)])
+    squeezed = [dimension for dimension in outer if dimension != 1]
+    if squeezed != [dimension for dimension in shape if dimension != 1][: len(squeezed)]:
+        nested = show_shape([*outer, length])
         raise BadRequest(f"{where}: data is nested as {nested}, which does not fit shape {show_shape(shape)}")
     return items
 

@@ -11,7 +11,15 @@ from shoal.datatypes import DATATYPES, ModelSpec, TensorSpec, serialize_bytes
 from shoal.errors import ModelFailed
 from shoal.tensors.payload import Array
 
-__all__ = ["Answer", "join_answers", "make_answer", "serialize_bytes"]
+__all__ = ["Answer", "BadElement", "join_answers", "make_answer", "serialize_bytes"]
+
+
+class BadElement(ModelFailed):
+    """One element of a BYTES output is neither bytes nor text. Counts are right, so only the owner of `row` need fail."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class Answer:
@@ -63,25 +71,26 @@ def _fit_bytes(spec: TensorSpec, output: Array) -> Array:
     items = output.reshape(-1).tolist()
     if output.dtype.kind == "O" and set(map(type, items)) <= {bytes}:
         return np.ascontiguousarray(output).reshape(output.shape)
+    row_elements = max(len(items) // output.shape[0], 1) if output.ndim and items else 1
     for index, item in enumerate(items):
         if isinstance(item, str):
             try:
                 items[index] = item.encode()
             except UnicodeEncodeError:
-                raise ModelFailed(f'output "{spec.name}": element {index} is text that UTF-8 cannot carry') from None
+                message = f'output "{spec.name}": element {index} is text that UTF-8 cannot carry'
+                raise BadElement(message, index // row_elements) from None
         elif isinstance(item, bytes):
             items[index] = bytes(item)
         else:
-            raise ModelFailed(f'output "{spec.name}": element {index} is {type(item).__name__}, expected bytes or str')
+            message = f'output "{spec.name}": element {index} is {type(item).__name__}, expected bytes or str'
+            raise BadElement(message, index // row_elements)
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array.reshape(output.shape)
 
 
-def _fit(spec: TensorSpec, output: Any) -> Array:
+def _fit(spec: TensorSpec, output: Array) -> Array:
     """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
-    if not isinstance(output, np.ndarray):
-        raise ModelFailed(f'output "{spec.name}": the model returned {type(output).__name__}, expected an array of {spec.datatype}')
     wanted = DATATYPES[spec.datatype].numpy
     got = output.dtype
     if wanted.hasobject:
@@ -99,21 +108,23 @@ def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int) -> Answer:
     """Check a batch's outputs and make them sliceable. `rows` is how many rows the model was given.
 
     Raises `ModelFailed` naming the output and both counts (or datatypes) when the model returned another number of outputs, of
-    rows, or another datatype. Nothing is cast, cut or padded. Dimensions behind the batch are answered as the model made them.
+    rows, or another datatype; `BadElement` when all counts are right and one element of a BYTES output is unusable. Nothing is
+    cast, cut or padded. Dimensions behind the batch are answered as the model made them.
     """
     if len(outputs) != len(spec.outputs):
         raise ModelFailed(f"the model returned {len(outputs)} outputs, expected {len(spec.outputs)}")
     batched = spec.batchable
-    arrays: list[Array] = []
     for tensor, output in zip(spec.outputs, outputs, strict=True):
-        array = _fit(tensor, output)
+        if not isinstance(output, np.ndarray):
+            kind = type(output).__name__
+            raise ModelFailed(f'output "{tensor.name}": the model returned {kind}, expected an array of {tensor.datatype}')
         if batched:
-            if not array.ndim:
+            if not output.ndim:
                 raise ModelFailed(f'output "{tensor.name}": the model returned a scalar for {rows} rows')
-            if array.shape[0] != rows:
-                raise ModelFailed(f'output "{tensor.name}": the model returned {array.shape[0]} rows for {rows}')
-        arrays.append(array)
-    return Answer(spec.outputs, tuple(arrays), rows, batched)
+            if output.shape[0] != rows:
+                raise ModelFailed(f'output "{tensor.name}": the model returned {output.shape[0]} rows for {rows}')
+    arrays = tuple([_fit(tensor, output) for tensor, output in zip(spec.outputs, outputs, strict=True)])
+    return Answer(spec.outputs, arrays, rows, batched)
 
 
 def join_answers(pieces: Sequence[tuple[Answer, int, int]]) -> Answer:
