@@ -42,10 +42,11 @@ def arrange(result: Any, outputs: Sequence[TensorSpec], inputs: Sequence[Array])
         value = values[index]
         array = _as_array(value, tensor)
         _check_shape(array, tensor)
-        is_new = array is not value and array.flags.owndata
-        if not is_new and (held or any(np.may_share_memory(array, other) for other in inputs)):
-            array = array.copy()
-        arrays.append(array)
+        if array.flags.owndata:
+            copy = held and array is value
+        else:
+            copy = held or any(np.may_share_memory(array, other) for other in inputs)
+        arrays.append(array.copy() if copy else array)
     return arrays
 
 
@@ -145,6 +146,8 @@ def _as_bytes(value: Any, tensor: TensorSpec) -> Array:
 
 def _check_shape(array: Array, tensor: TensorSpec) -> None:
     declared = tensor.shape
+    if array.ndim and array.shape[1:] == declared[1:]:
+        return
     fits = array.ndim == len(declared) and all(want in (-1, have) for want, have in zip(declared, array.shape, strict=True))
     if not fits:
         shown = ", ".join("rows" if index == 0 else str(dim) for index, dim in enumerate(declared))
