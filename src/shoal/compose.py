@@ -11,8 +11,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TextIO
 
+from shoal.backends.threads import cpu_budget
+from shoal.config.effective import startup_lines
 from shoal.config.settings import Settings
-from shoal.engine.registry import Engine
+from shoal.engine.registry import Engine, ModelState
 from shoal.errors import ConfigError
 from shoal.server.endpoints import Router
 from shoal.server.http_server import HttpServer
@@ -36,7 +38,8 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.engine = Engine()
+        self.engine = Engine(strict_readiness=settings.server.strict_readiness)
+        self.engine.announce(settings.models)
         self.router = Router(self.engine, settings)
         self.http: HttpServer | None = None
         self.http_port = 0
@@ -69,8 +72,6 @@ class Server:
 
 
 async def _serve(settings: Settings, out: TextIO) -> int:
-    from shoal.config.effective import startup_lines
-
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     signals = 0
@@ -101,8 +102,12 @@ async def _serve(settings: Settings, out: TextIO) -> int:
             await server.engine.close()
             print(f"shoal: {error.message}", file=sys.stderr)
             return 1
-        for line in startup_lines(settings, server.engine, server.http_port):
+        budget = server.engine.thread_budget
+        for line in startup_lines(settings, budget, {"http": server.http_port}, cpu_count=cpu_budget().cpus):
             print(line, file=out)
+        for status in server.engine.states:
+            if status.state is not ModelState.READY:
+                print(f"model {status.name} is NOT ready: {status.reason}", file=out)
         out.flush()
         await stopping.wait()
     finished = await server.stop()

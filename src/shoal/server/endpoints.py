@@ -169,7 +169,7 @@ class Router:
             self._infer_routes[key] = route
         return route
 
-    # --- health -------------------------------------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------------------------------------
 
     def _live(self, body: bytes | memoryview) -> bytes:
         return b""
@@ -190,10 +190,10 @@ class Router:
         self._engine.lane(model, version)
         return b""
 
-    # --- metadata, configuration, statistics ------------------------------------------------------------------------------------
+    # --- metadata, configuration, statistics ----------------------------------------------------------------------------------
 
     def _server_metadata(self, body: bytes | memoryview) -> bytes:
-        return server_metadata_answer()
+        return server_metadata_answer(self._settings.server)
 
     def _model_metadata(self, body: bytes | memoryview, model: str, version: str | None = None) -> bytes:
         return model_metadata_answer(self._engine, model, version)
@@ -202,13 +202,12 @@ class Router:
         return model_config_answer(self._engine, model, version)
 
     def _model_statistics(self, body: bytes | memoryview, model: str, version: str | None = None) -> bytes:
-        self._engine.lane(model, version)
         return statistics_answer(self._engine, model, version)
 
     def _all_statistics(self, body: bytes | memoryview) -> bytes:
         return statistics_answer(self._engine, None, None)
 
-    # --- repository -----------------------------------------------------------------------------------------------------------------
+    # --- repository ---------------------------------------------------------------------------------------------------------------
 
     def _repository_index(self, body: bytes | memoryview) -> bytes:
         ready_only = bool(_json_object(body, {"ready": False})["ready"])
@@ -220,7 +219,7 @@ class Router:
     def _shared_memory(self, body: bytes | memoryview) -> bytes:
         raise NotSupported("the shared memory extension is not available in this server")
 
-    # --- trace and log settings -----------------------------------------------------------------------------------------------------
+    # --- trace and log settings ---------------------------------------------------------------------------------------------------
 
     def _trace_settings(self, body: bytes | memoryview, model: str | None = None) -> bytes:
         if model is not None:

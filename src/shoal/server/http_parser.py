@@ -86,7 +86,7 @@ class ChunkedBody:
     def feed(self, data: memoryview) -> int:
         """Take bytes; returns how many belong to this body. Raises BadRequest or TooLarge.
 
-        The end of a chunked body is always a blank line, so feeding up to each one in turn finds the end exactly, and nothing behind
+        The end of a chunked body is always a blank line, so feeding up to each one in turn finds the end exactly; nothing behind
         it reaches this parser. A blank line may have begun in the last read, hence the single bytes first.
         """
         raw = bytes(data)
