@@ -28,12 +28,12 @@ class Naive:
     max_requests: int
     max_rows: int
     accepted: list[Ticket] = field(default_factory=list)
-    reserved: dict[int, tuple[Ticket, int]] = field(default_factory=dict)
+    reserved: list[tuple[Ticket, int]] = field(default_factory=list)
     draining: bool = False
 
     def held(self):
         """Requests and rows that the bounds count."""
-        rows = [ticket.rows for ticket in self.queue()] + [rows for _, rows in self.reserved.values()]
+        rows = [ticket.rows for ticket in self.queue()] + [rows for _, rows in self.reserved]
         return len({id(ticket.parent or ticket) for ticket in self.queue()}) + len(self.reserved), sum(rows)
 
     def queue(self):
@@ -139,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         if reserve:
             self.judge(self.scheduler.reserve(ticket, self.now_ns), ticket, fits)
             if fits:
-                self.naive.reserved[id(ticket)] = (ticket, rows)
+                self.naive.reserved.append((ticket, rows))
             return
         self.judge(self.scheduler.submit(ticket, self.now_ns), ticket, fits)
         if fits:
@@ -155,11 +155,10 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), growth=st.integers(-3, 3))
     def submit_reserved(self, data, growth):
         """A reserved ticket's body is read and has other rows than announced."""
-        key = data.draw(st.sampled_from(sorted(self.naive.reserved)), label="which")
-        ticket, rows = self.naive.reserved[key]
+        ticket, rows = self.naive.reserved[data.draw(st.integers(0, len(self.naive.reserved) - 1), label="which")]
         ticket.rows = max(1, rows + growth)
         fits = self.naive.fits(ticket.rows - rows, 0) and ticket.rows <= self.naive.max_rows
-        del self.naive.reserved[key]
+        self.naive.reserved.remove((ticket, rows))
         self.judge(self.scheduler.submit(ticket, self.now_ns), ticket, fits)
         if fits:
             self.accepted(ticket)
@@ -173,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         if self.staged is not None and data.draw(st.booleans(), label="recall first"):
             self.recall()
         assert self.scheduler.cancel(ticket, self.now_ns) is leaves
-        self.naive.reserved.pop(id(ticket), None)
+        self.naive.reserved = [entry for entry in self.naive.reserved if entry[0] is not ticket]
         if leaves:
             assert ticket.state is TicketState.CANCELLED
             self.end([ticket])
@@ -285,7 +284,7 @@ class Machine(RuleBasedStateMachine):
         self.running.append(self.staged)
         self.staged = None
 
-    @rule(chance=st.integers(0, 9))
+    @rule(chance=st.integers(0, 19))
     def drain(self, chance):
         """Rarely: nothing new from here on."""
         if chance == 0:
@@ -305,7 +304,7 @@ class Machine(RuleBasedStateMachine):
         """Everything accepted ends, and exactly once."""
         if not hasattr(self, "scheduler"):
             return
-        for ticket, _ in self.naive.reserved.values():
+        for ticket, _ in self.naive.reserved:
             assert self.scheduler.cancel(ticket, self.now_ns)
             self.end([ticket])
         self.naive.reserved.clear()

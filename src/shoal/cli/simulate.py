@@ -100,12 +100,13 @@ def _contradiction(options: argparse.Namespace) -> str | None:
         return "a batch must take some time: --tau0-ms and --alpha-ms cannot both be 0"
     if options.max_queue_rows is not None and options.rows > options.max_queue_rows:
         return f"a request of {options.rows} rows never fits into --max-queue-rows {options.max_queue_rows}"
+    pieces = options.requests * -(-options.rows // max(1, options.max_batch_size)) if options.max_batch_size else options.requests
+    if pieces > MAX_REQUESTS:
+        return f"the requests would be cut into more than {MAX_REQUESTS:,} pieces: lower --requests or --rows"
     longest_ms = options.requests / options.rate_per_s * 1e3 + options.requests * options.rows * options.alpha_ms
-    longest_ms += options.requests * options.rows * options.tau0_ms + options.max_delay_ms
+    longest_ms += pieces * options.tau0_ms + options.max_delay_ms
     if longest_ms > 1e11:
         return "the simulated time would be longer than three years: raise --rate-per-s or lower --requests"
-    if options.requests * max(1, options.rows // max(1, options.max_batch_size)) > MAX_REQUESTS:
-        return f"the requests would be cut into more than {MAX_REQUESTS:,} pieces: lower --requests or --rows"
     return None
 
 
