@@ -217,7 +217,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _begin_partial_head(self, start: int, stop: int) -> None:
         partial = bytearray(self.server.window[start:stop])
-        while partial[:1] in (b"\r", b"\n"):  # blank lines between requests are allowed
+        while partial and partial[0] in b"\r\n":  # blank lines between requests are allowed
             del partial[:1]
         if not partial:
             return
@@ -275,7 +275,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return start
         if head.expect_continue:
             self.transport.write(_CONTINUE)
-        target = memoryview(np.empty(length, dtype=np.uint8))
+        target = np.empty(length, dtype=np.uint8).data
         present = stop - start
         target[:present] = self.server.window[start:stop]
         self._exchange, self._target, self._filled = exchange, target, present
