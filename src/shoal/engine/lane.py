@@ -52,6 +52,8 @@ class Lane:
     called the scheduler has let go of the ticket, so it may submit, reserve and cancel at will. What it raises is counted, logged,
     and harms nobody else.
 
+    `on_room`, if set, is called whenever something has left and a row would fit: for those who wait instead of being refused.
+
     Must be made on the loop that it is to live on. `clock` gives nanoseconds that never go back; it is called by executors too.
     """
 
@@ -75,6 +77,7 @@ class Lane:
         self.batching = batching
         self.queue = queue
         self.stats = Recorder(wall_clock)
+        self.on_room: Callable[[], None] | None = None
         self._pool = pool
         self._join = join
         self._clock = clock
@@ -106,7 +109,7 @@ class Lane:
         refuse = self._scheduler.submit(ticket, self._clock())
         if refuse is not None:
             self.stats.refuse(refuse.reason)
-            self._look_idle()
+            self._look_around()
             return refuse
         if not self._poll_due:
             self._poll_due = True
@@ -130,7 +133,7 @@ class Lane:
             self._offer()
         if left:
             self.stats.cancelled += 1
-            self._look_idle()
+            self._look_around()
         return left
 
     # ---------------------------------------------------------------- deciding
@@ -164,6 +167,7 @@ class Lane:
             self._arm(wakeup_ns, now_ns)
         if expired is not None:
             self._expire(expired, now_ns)
+        self._look_around()
 
     def _take_back(self, staged: Batch, now_ns: int) -> None:
         """Take the offered batch in, or learn that an executor has begun it."""
@@ -228,7 +232,7 @@ class Lane:
         if not self._closed:
             self._decide(self._clock())
         self._tell(ended)
-        self._look_idle()
+        self._look_around()
 
     def _settle(self, batch: Batch, outcome: Outcome) -> list[Ticket]:
         """The usual case: every member is whole and answered. The scheduler makes them ANSWERED."""
@@ -305,7 +309,6 @@ class Lane:
             ticket.error = DeadlineExceeded(f"the request expired after waiting {waited_ms:.1f} ms for an executor")
         self.stats.expired += len(tickets)
         self._tell(tickets)
-        self._look_idle()
 
     def _tell(self, tickets: Iterable[Ticket]) -> None:
         """The one place where owners are told of an ending."""
@@ -351,7 +354,10 @@ class Lane:
             self._waiters.append(waiter)
             await waiter
 
-    def _look_idle(self) -> None:
+    def _look_around(self) -> None:
+        """Something has left: who waits for room, or for the end?"""
+        if self.on_room is not None and not self._scheduler.full:
+            self.on_room()
         if self._waiters and self._scheduler.idle:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -395,7 +401,7 @@ class Lane:
                 elif type(decision) is Expire:
                     self._expire(decision.tickets, now_ns)
         self._tell(ended)
-        self._look_idle()
+        self._look_around()
 
     # ---------------------------------------------------------------- looking
 
