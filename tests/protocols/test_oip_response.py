@@ -96,6 +96,9 @@ def test_narrow_floats_are_short_and_exact(dtype: Any) -> None:
         array = np.random.default_rng(1).integers(0, 2**32, 200_000, dtype=np.uint32).view(np.float32)
     array = array[np.isfinite(array)]
     assert np.array(json_values(array), np.float64).astype(dtype).tobytes() == array.tobytes()
+    for start in range(0, 6000, 60):  # few at a time go another way
+        piece = array[start : start + 60]
+        assert np.array(json_values(piece), np.float64).astype(dtype).tobytes() == piece.tobytes()
     few = np.array([0.1, -0.3, 123.456, 1e-3, 2.5], dtype)
     longest = max(len(repr(value)) for value in json_values(np.tile(few, 50)))
     assert longest <= 7

@@ -14,7 +14,9 @@ from shoal.protocols.oip_head import Array
 __all__ = ["json_values"]
 
 _MAX_EXACT_POWER: Final = 22  # the largest power of ten that a float64 holds exactly
-_DIGITS: Final = {2: (4, 5), 4: (7, 8, 9)}  # by itemsize: digits that may suffice, and those that always do
+_FEW: Final = 64  # up to here printing one by one is faster than a dozen array operations
+# By itemsize: from the number of digits that survives in any such decimal, to the one that tells all floats of that size apart.
+_DIGITS: Final = {2: (3, 4, 5), 4: (6, 7, 8, 9)}
 
 
 def _shorten(array: Array) -> Array:
@@ -41,6 +43,15 @@ def _shorten(array: Array) -> Array:
     return result
 
 
+def _finite_values(flat: Array) -> list[Any]:
+    if flat.itemsize < 8:
+        if flat.size <= _FEW:
+            return [float(str(value)) for value in flat]  # numpy prints the fewest digits that give the same narrow float back
+        flat = _shorten(flat)
+    values: list[Any] = flat.tolist()
+    return values
+
+
 def json_values(array: Array) -> list[Any]:
     """The elements in row-major order as Python values that a JSON encoder writes faithfully. Not for BYTES and BF16."""
     flat = array.reshape(-1)
@@ -48,9 +59,8 @@ def json_values(array: Array) -> list[Any]:
         return flat.tolist()
     finite = np.isfinite(flat)
     if finite.all():
-        return (_shorten(flat) if flat.itemsize < 8 else flat).tolist()
-    clean = np.where(finite, flat, flat.dtype.type(0))
-    values: list[Any] = (_shorten(clean) if flat.itemsize < 8 else clean).tolist()
+        return _finite_values(flat)
+    values = _finite_values(np.where(finite, flat, flat.dtype.type(0)))
     for index in np.flatnonzero(~finite).tolist():
         value = flat[index]
         values[index] = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
