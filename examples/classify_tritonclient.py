@@ -32,4 +32,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except ConnectionError as problem:
+        raise SystemExit(f"{problem}. Is the server running (make run)?") from None
