@@ -35,7 +35,7 @@ class Row:
 
     `prototype` and `shoal` are medians in `unit`; `judged` is what the budget limits: a ratio, unless `judged_unit` names a unit.
     `spread` is the smallest and the largest judged value of the single rounds. `foreign_share` is the worst share of the server's
-    core that other processes took. `details` goes into the file only. `error` says why there are no figures.
+    core that others took (None: not measured). `details` goes into the file only. `error` says why there are no figures.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Row:
     spread: tuple[float, float] | None = None
     budget: Budget | None = None
     note: str = ""
-    foreign_share: float = 0.0
+    foreign_share: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -86,7 +86,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.error is not None:
             lines += ["", f"{row.name} failed: {row.error}"]
-    if any(row.foreign_share > NOISY_SHARE for row in rows):
+    if any((row.foreign_share or 0.0) > NOISY_SHARE for row in rows):
         lines += [
             "",
             f"Other processes took more than {NOISY_SHARE:.0%} of the server's core in the rows that say so under `foreign`:"
@@ -101,7 +101,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     suffix = row.judged_unit if row.judged_unit == "x" else f" {row.judged_unit}".rstrip()
     judged = "" if row.judged is None else f"{_figure(row.judged)}{suffix}"
     spread = "" if row.spread is None else f"{_figure(row.spread[0])}-{_figure(row.spread[1])}"
-    foreign = "" if row.error is not None else f"{row.foreign_share:.0%}"
+    foreign = "" if row.foreign_share is None else f"{row.foreign_share:.0%}"
     budget = "" if row.budget is None else str(row.budget)
     return (
         row.name,
