@@ -59,6 +59,6 @@ async def answer(image: Image, request: Request) -> dict[str, int]:
 
 
 @app.get("/batches")
-async def batches(request: Request) -> dict[str, float]:
+async def batches(request: Request) -> dict[str, int]:
     stats = request.app.state.classify.stats
     return {"images": stats.inferences, "runs": stats.executions}
