@@ -73,6 +73,7 @@ def violations(scheduler: Scheduler) -> list[str]:
     for parent, split in s._splits.items():
         parts = parent.parts or []
         check(split.unstarted == sum(part.state in (TicketState.WAITING, TicketState.STAGED) for part in parts), "unstarted pieces")
+        check(split.outstanding == sum(part.state < TicketState.ANSWERED for part in parts), "outstanding pieces")
         check(parent.state is (TicketState.WAITING if split.unstarted else TicketState.RUNNING), "a cut ticket in the wrong state")
     running_requests = sum(ticket.parent is None for ticket in running)
     running_requests += sum(not split.unstarted for split in s._splits.values())

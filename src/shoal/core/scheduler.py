@@ -16,7 +16,7 @@ from shoal.core.expiry import ExpiryTimers
 from shoal.core.policy import FixedWindow, Plan
 from shoal.core.queue import WaitQueue
 from shoal.core.rules import FOREVER, Rules
-from shoal.core.snapshot import LevelSnapshot, Snapshot
+from shoal.core.snapshot import Snapshot, take_snapshot
 from shoal.core.split import Split, cut
 from shoal.core.ticket import Ticket, TicketState
 
@@ -586,39 +586,4 @@ class Scheduler:
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """The whole state in figures. O(waiting) with several levels, O(levels) with one."""
-        queue = self._queue
-        staged = self._staged
-        oldest_ns = min((ticket.accepted_ns for ticket in staged.members), default=FOREVER) if staged else FOREVER
-        for lane in queue.lanes:
-            if lane:
-                oldest_ns = min(oldest_ns, lane[0].accepted_ns)
-        return Snapshot(
-            now_ns=now_ns,
-            draining=self._draining,
-            executors=self._executors,
-            held_requests=self._held_requests,
-            held_rows=self._held_rows,
-            held_bytes=self._held_bytes,
-            reserved_requests=len(self._reserved),
-            reserved_rows=self._reserved_rows,
-            reserved_bytes=self._reserved_bytes,
-            waiting_requests=self.waiting_requests,
-            waiting_rows=self.waiting_rows,
-            waiting_bytes=self._held_bytes - self._reserved_bytes,
-            staged_requests=sum(ticket.parent is None for ticket in staged.members) if staged else 0,
-            staged_rows=staged.rows if staged else 0,
-            running_batches=len(self._running),
-            running_requests=self._running_requests,
-            running_rows=self._running_rows,
-            oldest_wait_ns=0 if oldest_ns == FOREVER else now_ns - oldest_ns,
-            service_ns=self._service_ns,
-            levels=tuple(LevelSnapshot(level, *figures) for level, figures in enumerate(queue.by_level(), start=1)),
-            accepted=self._admitted,
-            released=self._released,
-            answered=self._answered,
-            failed=self._failed,
-            expired=self._expired,
-            cancelled=self._cancelled,
-            refused=dict(self._refused),
-            batches=dict(self._batches),
-        )
+        return take_snapshot(self, now_ns)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.core.rules import FOREVER
+
+if TYPE_CHECKING:
+    from shoal.core.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +61,44 @@ class Snapshot:
     cancelled: int
     refused: Mapping[str, int]
     batches: Mapping[str, int]
+
+
+def take_snapshot(scheduler: Scheduler, now_ns: int) -> Snapshot:
+    """The state of a scheduler at `now_ns`. O(waiting) with several levels, O(1) with one."""
+    s = scheduler
+    queue = s._queue
+    staged = s._staged
+    oldest_ns = min((ticket.accepted_ns for ticket in staged.members), default=FOREVER) if staged else FOREVER
+    for lane in queue.lanes:
+        if lane:
+            oldest_ns = min(oldest_ns, lane[0].accepted_ns)
+    return Snapshot(
+        now_ns=now_ns,
+        draining=s._draining,
+        executors=s._executors,
+        held_requests=s._held_requests,
+        held_rows=s._held_rows,
+        held_bytes=s._held_bytes,
+        reserved_requests=len(s._reserved),
+        reserved_rows=s._reserved_rows,
+        reserved_bytes=s._reserved_bytes,
+        waiting_requests=s.waiting_requests,
+        waiting_rows=s.waiting_rows,
+        waiting_bytes=s._held_bytes - s._reserved_bytes,
+        staged_requests=sum(ticket.parent is None for ticket in staged.members) if staged else 0,
+        staged_rows=staged.rows if staged else 0,
+        running_batches=len(s._running),
+        running_requests=s._running_requests,
+        running_rows=s._running_rows,
+        oldest_wait_ns=0 if oldest_ns == FOREVER else now_ns - oldest_ns,
+        service_ns=s._service_ns,
+        levels=tuple(LevelSnapshot(level, *figures) for level, figures in enumerate(queue.by_level(), start=1)),
+        accepted=s._admitted,
+        released=s._released,
+        answered=s._answered,
+        failed=s._failed,
+        expired=s._expired,
+        cancelled=s._cancelled,
+        refused=dict(s._refused),
+        batches=dict(s._batches),
+    )

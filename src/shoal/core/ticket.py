@@ -34,7 +34,7 @@ class Ticket:
 
     Written by the owner before `reserve`/`submit`: `rows` (at least 1), `payload_bytes`, `signature` (tickets batch together only
     when equal), `level` (1 is highest), `tenant`, `deadline_ns` (absolute, or None), `payload` (opaque), `on_end` (called
-    once by the engine with the ticket, never by the scheduler).
+    once by the engine with the ticket, never by the scheduler), `owner` (opaque, for `on_end`).
 
     Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
     queue's timeout; 0 before it is queued), `lane` (its place in the wait queue), `batch`, `parts` (the pieces of a ticket larger
@@ -54,6 +54,7 @@ class Ticket:
         "lane",
         "level",
         "on_end",
+        "owner",
         "parent",
         "parts",
         "payload",
@@ -75,6 +76,7 @@ class Ticket:
         deadline_ns: int | None = None,
         level: int = 0,
         tenant: Hashable = None,
+        owner: Any = None,
     ) -> None:
         self.rows = rows
         self.payload_bytes = payload_bytes
@@ -84,6 +86,7 @@ class Ticket:
         self.deadline_ns = deadline_ns
         self.level = level
         self.tenant = tenant
+        self.owner = owner
         self.state = TicketState.NEW
         self.accepted_ns = 0
         self.expiry_ns = 0
