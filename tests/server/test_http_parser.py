@@ -58,6 +58,8 @@ def test_unusable_value_names_its_header(head: bytes, field: str) -> None:
         b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
         b"GET / HTTP/1.1\nHost: x\n\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+        b"GET / HTTP/0.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\r\n\r\n",
         b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n",
     ],

@@ -43,17 +43,21 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_active",
+        "_backlog",
         "_chunked",
         "_closing",
         "_discard_bytes",
         "_exchange",
         "_filled",
+        "_look_again",
+        "_may_send_more",
         "_partial_head",
         "_reading_paused",
         "_request_deadline",
         "_target",
         "_timer",
         "_write_blocked",
+        "_write_left_bytes",
         "pipeline",
         "server",
         "transport",
@@ -73,11 +77,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._chunked: ChunkedBody | None = None
         # How much is still to be thrown away of a refused request's body.
         self._discard_bytes = 0
+        # Requests that were read together with others when the client had enough of them in flight already.
+        self._backlog: bytearray | None = None
+        # Whether a connection that ends may still have bytes of the client under way.
+        self._may_send_more = False
         self._closing = False
         self._reading_paused = False
         self._write_blocked = False
+        self._write_left_bytes = 0
         self._active = True
         self._timer: asyncio.TimerHandle | None = None
+        self._look_again = 0.0
         self._request_deadline = 0.0
 
     # --- life of the socket ---------------------------------------------------------------------------------------------------
@@ -100,7 +110,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in self.pipeline:
             exchange.abandon()
         self.pipeline.clear()
-        self._exchange = self._target = self._chunked = self._partial_head = None
+        self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
 
     def eof_received(self) -> bool:
         """The client has gone: what it asked for is cancelled. A half-closed connection counts as gone, as in most servers."""
@@ -110,6 +120,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than we answer: stop taking requests from it."""
         self._write_blocked = True
+        self._write_left_bytes = self.transport.get_write_buffer_size()
         self._watch(self.server.settings.body_timeout_ms)
         self._update_reading()
 
@@ -123,8 +134,27 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reading_paused = blocked
             if blocked:
                 self.transport.pause_reading()
-            else:
+            elif self._backlog is None:
                 self.transport.resume_reading()
+            else:
+                self.server.loop.call_soon(self._take_up_backlog)
+
+    def _take_up_backlog(self) -> None:
+        """Go on with what had been read when the client had to wait, and then with reading."""
+        if self._backlog is None or self._reading_paused:
+            return
+        data, self._backlog = memoryview(self._backlog), None
+        while data and not self._closing:
+            buffer = self.get_buffer(len(data))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            data = data[size:]
+            self.buffer_updated(size)
+            if self._backlog is not None:
+                self._backlog += data
+                return
+        if not self._reading_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Close once what has been written is sent."""
@@ -133,7 +163,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def close_if_idle(self) -> None:
         """Close now unless a request is being read or answered; then the answer closes it."""
-        if not self.pipeline and self._partial_head is None:
+        if not self.pipeline and self._partial_head is None and self._backlog is None:
             self.close()
 
     # --- timeouts: one timer a connection, moved only when it fires or must fire earlier ----------------------------------------
@@ -143,9 +173,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._exchange is not None or self._partial_head is not None
 
     def _watch(self, timeout_ms: float) -> None:
-        """Look again in `timeout_ms`, or earlier where the timer already stands earlier."""
+        """Look again in `timeout_ms`. A timer that stands earlier already is left there, and moved on when it fires."""
         loop = self.server.loop
-        when = loop.time() + timeout_ms / 1000
+        when = self._look_again = loop.time() + timeout_ms / 1000
         self._active = False
         if self._timer is not None:
             if self._timer.when() <= when:
@@ -157,8 +187,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Look whether anything has moved since the timer was set; what stands still is ended."""
         self._timer = None
         settings = self.server.settings
-        if self._write_blocked:
-            self.transport.abort()
+        if self.server.loop.time() < self._look_again:
+            self._timer = self.server.loop.call_at(self._look_again, self._on_timer)
+        elif self._write_blocked:
+            left_bytes = self.transport.get_write_buffer_size()
+            if left_bytes >= self._write_left_bytes:
+                self.transport.abort()
+            else:
+                self._write_left_bytes = left_bytes
+                self._watch(settings.body_timeout_ms)
         elif self._mid_request:
             if self.server.loop.time() < self._request_deadline:
                 self._watch((self._request_deadline - self.server.loop.time()) * 1000)
@@ -186,6 +223,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._filled == len(self._target):
                 self._finish_body()
             return
+        if self._backlog is not None:  # read although reading was paused
+            self._backlog += self.server.window[:nbytes]
+            return
         start = 0
         if self._discard_bytes:
             start = min(nbytes, self._discard_bytes)
@@ -207,6 +247,9 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._discard_bytes -= rest
                 start += rest
                 continue
+            if self._reading_paused:
+                self._backlog = bytearray(window[start:stop])
+                return
             end = buffer.find(b"\r\n\r\n", start, stop) + 4
             if end < 4:
                 self._begin_partial_head(start, stop)
@@ -264,6 +307,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, head)
         pipeline = self.pipeline
         pipeline.append(exchange)
+        if not head.keep_alive:  # the last request of this connection, whatever follows
+            self._closing = True
         if end <= stop and length <= self.server.settings.max_body_bytes:
             head.route.receive(exchange, bytes(self.server.window[start:end]))
             if len(pipeline) > 1:
@@ -293,6 +338,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _begin_chunks(self, head: Head, block: bytes, start: int, stop: int) -> int:
         exchange = Exchange(self, head)
         self.pipeline.append(exchange)
+        if not head.keep_alive:
+            self._closing = True
         refusal = self._refusal(exchange)
         if refusal is not None:
             self._refuse(exchange, refusal, _FOREVER)
@@ -337,6 +384,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer before the body was read, and get the body out of the way within a bound."""
         if body_bytes > _MAX_DISCARD_BYTES or exchange.head.expect_continue:
             exchange.keep_alive = False
+            self._may_send_more = True
         exchange.fail(error)
         if exchange.keep_alive:
             self._discard_bytes = body_bytes
@@ -350,14 +398,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange = Exchange(self, self.server.unknown_head)
             self.pipeline.append(exchange)
         exchange.keep_alive = False
+        self._may_send_more = True
         exchange.fail(error, status)
-        self._closing = True
 
     # --- bytes out --------------------------------------------------------------------------------------------------------------
 
     def send(self, exchange: Exchange, response: list[bytes | memoryview]) -> None:
         """Send a response when its turn comes. Called once per exchange, by the exchange."""
         pipeline = self.pipeline
+        if not exchange.keep_alive:  # nothing of what follows is looked at, also while older requests are still answered
+            self._closing = True
         if pipeline and pipeline[0] is exchange:
             pipeline.popleft()
             self._write(exchange, response)
@@ -387,9 +437,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in self.pipeline:
             exchange.abandon()
         self.pipeline.clear()
-        self._exchange = self._target = self._chunked = self._partial_head = None
+        self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.server.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        elif self._may_send_more:  # TLS cannot close one direction
+            self.server.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()

@@ -89,7 +89,7 @@ class Exchange:
 
     def render_head(self, status: int, content_type: bytes, length: int, headers: Sequence[tuple[str, str]] = ()) -> bytes:
         """The response head, blank line included."""
-        if self.connection.server.draining:
+        if self.connection.server.draining and self.connection.pipeline[-1] is self:
             self.keep_alive = False
         lines = [
             b"HTTP/1.1 %d %s" % (status, _REASONS.get(status, b"Status")),
@@ -109,6 +109,7 @@ class Exchange:
         """Answer with an error; `status` overrides the one of the error table (408 and 431, which only HTTP knows)."""
         server = self.connection.server
         server.count_error(error)
+        self.release()
         self.answer(
             error_body(error),
             status=status or http_status(error, overload_status=server.settings.overload_status),
@@ -118,6 +119,10 @@ class Exchange:
     def abandon(self) -> None:
         """Nobody reads the answer any more: take what is queued out of the queue."""
         self.answered = True
+        self.release()
+
+    def release(self) -> None:
+        """Give up the ticket: a held place in the queue is free again, what waits leaves it, what runs is discarded."""
         ticket, lane = self.ticket, self.lane
         if ticket is not None and lane is not None:
             self.ticket = self.lane = None

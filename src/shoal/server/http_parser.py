@@ -43,6 +43,8 @@ class HeadParser:
             self._parser = httptools.HttpRequestParser(self)
             if isinstance(error, ShoalError):
                 raise
+            if isinstance(error.__context__, ShoalError):  # raised in a callback
+                raise error.__context__ from None
             raise BadRequest(f"not a valid HTTP request: {error}") from None
         return head
 
@@ -67,9 +69,12 @@ class HeadParser:
         head, parser = self._head, self._parser
         head.method = parser.get_method()
         head.keep_alive = parser.should_keep_alive()
-        if parser.get_http_version() == "1.0":
+        version = parser.get_http_version()
+        if version == "1.0":
             head.http_1_0 = True
             head.expect_continue = False
+        elif version != "1.1":
+            raise BadRequest(f"not a valid HTTP request: version {version} is not spoken here, use HTTP/1.1")
         self._complete += 1
 
 

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from shoal.compose import Server
-from shoal.config.settings import Settings
+import msgspec
 
-__all__ = ["ThreadedServer", "running_server"]
+from shoal.compose import Server
+from shoal.config.settings import ModelSettings, ServerSettings, Settings
+from shoal.core.invariants import check_invariants
+from shoal.engine.lane import Lane
+
+__all__ = ["ThreadedServer", "local_settings", "running_server"]
 
 T = TypeVar("T")
+
+_SAFETY_SECONDS = 30.0
+_LOOK_AGAIN_SECONDS = 0.001
+
+
+def local_settings(models: Mapping[str, ModelSettings | str], **server: Any) -> Settings:
+    """Settings of a server on a free loopback port. A model that is only a path is served with defaults and without probing."""
+    return Settings(
+        server=msgspec.structs.replace(ServerSettings(http_port=0), **server),
+        models={
+            name: ModelSettings(path=model, probe=False) if isinstance(model, str) else model for name, model in models.items()
+        },
+    )
 
 
 class ThreadedServer:
@@ -62,6 +79,40 @@ class ThreadedServer:
             return function()
 
         return self.run(called())
+
+    def lane(self, model: str, version: str | None = None) -> Lane:
+        """The lane of a model. Touch it on the server's loop only (`call`)."""
+        return self.call(lambda: self.server.engine.lane(model, version))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return as soon as `condition`, which is looked at on the server's loop, holds. Raises TimeoutError after 30 s."""
+
+        async def waiting() -> None:
+            async with asyncio.timeout(_SAFETY_SECONDS):
+                while not condition():
+                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+        self.run(waiting())
+
+    def wait_waiting(self, model: str, rows: int) -> None:
+        """Return when exactly `rows` rows wait for an executor of the model. Raises TimeoutError after 30 s."""
+        lane = self.lane(model)
+        self.wait_until(lambda: lane.snapshot().waiting_rows == rows)
+
+    def settled(self) -> None:
+        """Wait until nothing waits or runs, and check the conservation laws of every model's scheduler."""
+        lanes = self.call(lambda: list(self.server.engine.lanes()))
+        self.wait_until(lambda: all(lane.idle for lane in lanes))
+        self.check_invariants()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError naming every law of a scheduler that does not hold now."""
+
+        def check() -> None:
+            for lane in self.server.engine.lanes():
+                check_invariants(lane._scheduler)
+
+        self.call(check)
 
     def _run(self) -> None:
         try:

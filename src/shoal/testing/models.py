@@ -1,0 +1,53 @@
+"""Small Python models for tests, written to files so that they are loaded the way a user's are."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from pathlib import Path
+
+from shoal.testing.gates import Gate, gate
+
+__all__ = ["doubling", "gated", "python_model"]
+
+_numbers = itertools.count(1)
+
+
+def python_model(directory: Path, source: str, name: str = "Model") -> str:
+    """Write `source` to a new file in `directory`; returns the path to serve it by, `file.py:name`."""
+    path = directory / f"model_{next(_numbers)}.py"
+    path.write_text("import numpy as np\n" + textwrap.dedent(source))
+    return f"{path}:{name}"
+
+
+def doubling(directory: Path, columns: int = 4) -> str:
+    """A model `y = 2 x`, FP32 rows of `columns` (-1: any number)."""
+    return python_model(
+        directory,
+        f"""
+        class Model:
+            inputs = {{"x": ("FP32", ({columns},))}}
+            outputs = {{"y": ("FP32", ({columns},))}}
+            def __call__(self, x):
+                return 2 * x
+        """,
+    )
+
+
+def gated(directory: Path, columns: int = 4) -> tuple[str, Gate]:
+    """The same model behind a gate, which notes the rows of each call. Serve it with `probe = false`."""
+    name = f"gated-{next(_numbers)}"
+    path = python_model(
+        directory,
+        f"""
+        from shoal.testing.gates import gate
+
+        class Model:
+            inputs = {{"x": ("FP32", ({columns},))}}
+            outputs = {{"y": ("FP32", ({columns},))}}
+            def __call__(self, x):
+                gate({name!r}).enter(x[:, 0].tolist())
+                return 2 * x
+        """,
+    )
+    return path, gate(name)
