@@ -33,8 +33,10 @@ class Expire:
 class Refuse:
     """A ticket was not accepted.
 
-    `reason` is a word of the error table (`queue_full`, `too_large`, `draining`); `bound` names the limit that was reached
-    (`requests`, `rows`, `bytes`, `batch`), `limit` its value and `used` what was taken when the ticket came.
+    `reason` is a word of the error table (`queue_full`, `too_large`, `draining`, `bad_request`); `bound` names the limit that was
+    reached (`requests`, `rows`, `bytes`, `batch`) or the field at fault (`priority`, `rows`); `draining` has none and repeats the
+    word. `limit` is its value and `used` what was taken when the ticket came, or what the ticket asked for where that alone was
+    too much. A request that would not fit into an empty queue is `too_large`, not `queue_full`: no retry can help it.
     """
 
     reason: str
