@@ -101,6 +101,7 @@ class Engine:
         self._ready: dict[tuple[str, str | None], Lane] = {}
         self._planned: dict[str, int] = {}
         self.draining = False
+        self.epoch = 0  # changes whenever `lane` may answer differently; lets callers keep what they have looked up
 
     # ---------------------------------------------------------------- loading
 
@@ -207,6 +208,7 @@ class Engine:
             if status.state is ModelState.READY and status.lane is not None:
                 ready[status.name, status.version] = ready[status.name, None] = status.lane
         self._ready = ready
+        self.epoch += 1
 
     # ---------------------------------------------------------------- looking up
 
@@ -285,6 +287,7 @@ class Engine:
         self.draining = True
         lanes = [status.lane for status in self._models.values() if status.lane is not None]
         self._ready = {}
+        self.epoch += 1
         closed = await asyncio.gather(*[lane.close(grace_seconds) for lane in lanes])
         for status in self._models.values():
             status.state, status.reason, status.lane = ModelState.UNAVAILABLE, "the server is shutting down", None

@@ -42,15 +42,27 @@ class NoSuchEndpoint(ClientError):
     grpc_code = "UNIMPLEMENTED"
 
 
-class _Answer:
+class _Route:
+    """What a head leads to. `reserve` may refuse before the body is read; `receive` gets the body, whole."""
+
+    def reserve(self, exchange: Exchange) -> ShoalError | None:
+        """An error refuses the request before its body is read."""
+        return None
+
+    def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
+        """Answer, now or later, through the exchange. The body is the route's to keep."""
+        raise NotImplementedError
+
+    def receive_part(self, exchange: Exchange, buffer: bytearray, start: int, stop: int) -> None:
+        """The same for a body that lies in a buffer which is used again afterwards."""
+        self.receive(exchange, bytes(memoryview(buffer)[start:stop]))
+
+
+class _Answer(_Route):
     """A route whose answer is one function call."""
 
     def __init__(self, answer: Callable[[bytes | memoryview], bytes]) -> None:
         self._answer = answer
-
-    def reserve(self, exchange: Exchange) -> ShoalError | None:
-        """Nothing is held for these requests."""
-        return None
 
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
         try:
@@ -62,7 +74,7 @@ class _Answer:
             exchange.fail(ShoalError("internal error"))
 
 
-class _Refused:
+class _Refused(_Route):
     """A route for requests that cannot be served whatever their body says."""
 
     def __init__(self, error: ShoalError, allow: str | None = None) -> None:

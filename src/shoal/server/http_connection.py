@@ -34,6 +34,7 @@ _MAX_DISCARD_BYTES: Final = 1 << 20
 # After an answer that ends the connection, what the client still sends is thrown away this long, so that it can read the answer.
 _LINGER_SECONDS: Final = 1.0
 _FOREVER: Final = 1 << 62
+_LARGE_BODY_BYTES: Final = 64 << 10
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -44,11 +45,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_active",
         "_backlog",
+        "_between",
         "_chunked",
         "_closing",
         "_discard_bytes",
         "_exchange",
         "_filled",
+        "_known_block",
+        "_known_head",
         "_look_again",
         "_may_send_more",
         "_partial_head",
@@ -68,6 +72,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         # Requests that are being read or not answered yet, oldest first.
         self.pipeline: deque[Exchange] = deque()
+        # Nothing is being read or thrown away: the next byte begins a request.
+        self._between = True
+        # The last head on this connection that may come again, and its bytes.
+        self._known_block: bytes | None = None
+        self._known_head = server.unknown_head
         # The beginning of a head whose blank line has not arrived.
         self._partial_head: bytearray | None = None
         # The request whose body is being read, and that body: of known length (`_target`, filled so far) or in chunks.
@@ -214,26 +223,48 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: D102
         target = self._target
-        return self.server.window if target is None else target[self._filled :]
+        if target is not None:
+            return target[self._filled :]
+        # What comes with a head is copied once more, so after a large body only a small piece is read with the next head.
+        return self.server.small_window if self._known_head.content_length > _LARGE_BODY_BYTES else self.server.window
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
         self._active = True
-        if self._target is not None:
+        if self._between and not self._closing:
+            block = self._known_block
+            buffer = self.server.buffer
+            if block is not None and buffer.startswith(block):
+                head = self._known_head
+                start = len(block)
+                if start + head.content_length == nbytes:  # one whole request like the last one, and nothing else
+                    exchange = Exchange(self, head)
+                    pipeline = self.pipeline
+                    pipeline.append(exchange)
+                    head.route.receive_part(exchange, buffer, start, nbytes)
+                    if len(pipeline) > 1:
+                        self._update_reading()
+                    return
+            self._read_requests(0, nbytes)
+        elif self._target is not None:
             self._filled += nbytes
-            if self._filled == len(self._target):
-                self._finish_body()
-            return
-        if self._backlog is not None:  # read although reading was paused
-            self._backlog += self.server.window[:nbytes]
-            return
-        start = 0
-        if self._discard_bytes:
-            start = min(nbytes, self._discard_bytes)
-            self._discard_bytes -= start
-        if self._chunked is not None:
-            start = self._read_chunks(start, nbytes)
-        if start < nbytes:
-            self._read_requests(start, nbytes)
+            if self._filled < len(self._target):
+                return
+            self._finish_body()
+        else:
+            start = 0
+            if self._discard_bytes:
+                start = min(nbytes, self._discard_bytes)
+                self._discard_bytes -= start
+            if self._chunked is not None:
+                start = self._read_chunks(start, nbytes)
+            if start < nbytes:
+                self._read_requests(start, nbytes)
+        self._between = (
+            self._target is None
+            and self._chunked is None
+            and self._partial_head is None
+            and not self._discard_bytes
+        )
 
     def _read_requests(self, start: int, stop: int) -> None:
         """Take requests out of the receive buffer; a request begins at `start`, or an incomplete head goes on there."""
@@ -256,7 +287,12 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
             block = bytes(window[start:end])
             head = heads.get(block)
-            start = self._take_request(head, end, stop) if head is not None else self._take_new_head(block, end, stop)
+            if head is None:
+                start = self._take_new_head(block, end, stop)
+            else:
+                if head.keep_alive and head.content_length <= server.settings.max_body_bytes:
+                    self._known_block, self._known_head = block, head
+                start = self._take_request(head, end, stop)
 
     def _begin_partial_head(self, start: int, stop: int) -> None:
         partial = bytearray(self.server.window[start:stop])
@@ -310,7 +346,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not head.keep_alive:  # the last request of this connection, whatever follows
             self._closing = True
         if end <= stop and length <= self.server.settings.max_body_bytes:
-            head.route.receive(exchange, bytes(self.server.window[start:end]))
+            head.route.receive_part(exchange, self.server.buffer, start, end)
             if len(pipeline) > 1:
                 self._update_reading()
             return end
@@ -402,6 +438,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange.fail(error, status)
 
     # --- bytes out --------------------------------------------------------------------------------------------------------------
+
+    def send_one(self, exchange: Exchange, response: bytes) -> None:
+        """Send a small response to a client that keeps the connection: `send` without its preparations, in the usual case."""
+        pipeline = self.pipeline
+        if len(pipeline) != 1 or self._reading_paused or pipeline[0] is not exchange:
+            self.send(exchange, [response])
+            return
+        pipeline.clear()
+        if not self.transport.is_closing():
+            self.transport.write(response)
 
     def send(self, exchange: Exchange, response: list[bytes | memoryview]) -> None:
         """Send a response when its turn comes. Called once per exchange, by the exchange."""

@@ -116,20 +116,14 @@ class Exchange:
             headers=retry_headers(error),
         )
 
+    def release(self) -> None:
+        """Let go of a ticket that is reserved, queued or running, if there is one."""
+        ticket, lane = self.ticket, self.lane
+        self.ticket = None
+        if ticket is not None and lane is not None:
+            lane.cancel(ticket)
+
     def abandon(self) -> None:
         """Nobody reads the answer any more: take what is queued out of the queue."""
         self.answered = True
         self.release()
-
-    def release(self) -> None:
-        """Give up the ticket: a held place in the queue is free again, what waits leaves it, what runs is discarded."""
-        ticket, lane = self.ticket, self.lane
-        if ticket is not None and lane is not None:
-            self.ticket = self.lane = None
-            lane.cancel(ticket)
-
-    def ticket_ended(self, ticket: Ticket) -> None:
-        """The engine's call when the inference has its ending."""
-        self.ticket = self.lane = None
-        if not self.answered:
-            self.head.route.finish(self, ticket)

@@ -34,6 +34,7 @@ class Head:
         "infer_header_length",
         "keep_alive",
         "method",
+        "plan",
         "priority",
         "repeatable",
         "request_id",
@@ -62,6 +63,8 @@ class Head:
         self.tenant: str | None = None
         self.error: BadRequest | None = None
         self.route: Any = None
+        # What the route made of the last body that came with this head, for the route to use again.
+        self.plan: Any = None
         # False where another request with the same head is improbable or would need the parser's own state.
         self.repeatable = True
 

@@ -23,6 +23,7 @@ __all__ = ["HttpServer"]
 _log = logging.getLogger("shoal.http")
 
 _RECEIVE_BUFFER_BYTES: Final = 256 << 10
+_SMALL_WINDOW_BYTES: Final = 4 << 10
 _MAX_HEADS: Final = 256
 _MAX_REPEATABLE_HEAD_BYTES: Final = 1024
 _METHODS: Final = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
@@ -40,6 +41,7 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.buffer = bytearray(_RECEIVE_BUFFER_BYTES)
         self.window = memoryview(self.buffer)
+        self.small_window = self.window[:_SMALL_WINDOW_BYTES]
         self.heads: dict[bytes, Head] = {}
         self.connections: set[HttpConnection] = set()
         self.draining = False

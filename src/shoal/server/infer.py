@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from shoal.core.decisions import Refuse
 from shoal.core.ticket import Ticket
@@ -28,6 +28,7 @@ from shoal.protocols.oip_json import (
     split_binary,
 )
 from shoal.server.http_exchange import Exchange
+from shoal.server.http_head import Head
 from shoal.tensors.payload import Payload
 from shoal.tensors.scatter import Answer
 from shoal.tensors.signature import bind
@@ -45,13 +46,19 @@ class Plan:
     """One shape of request to one model version; shared by all requests whose JSON is the same bytes."""
 
     __slots__ = (
-        "binding",
+        "body_bytes",
         "head",
+        "json_bytes",
+        "key",
         "lane",
+        "order",
         "outputs",
+        "parameters",
         "payload_bytes",
         "plain",
         "priority",
+        "repeatable",
+        "row_shapes",
         "rows",
         "signature",
         "single",
@@ -60,14 +67,21 @@ class Plan:
         "timeout_ns",
     )
 
-    def __init__(self, lane: Lane, head: InferHead) -> None:
+    def __init__(self, lane: Lane, head: InferHead, key: bytes) -> None:
         spec = lane.spec
         binding = bind(spec, head.inputs)
         self.lane = lane
         self.head = head
-        self.binding = binding
-        self.rows: int = binding.rows
+        self.key = key
+        self.json_bytes = len(key)
+        self.body_bytes = len(key) + head.total_bytes
+        # Whether the same JSON may come again: without an id of its own, and without tensors in it.
+        self.repeatable = head.cacheable and head.id is None
+        self.rows = binding.rows
         self.signature = binding.signature
+        self.order = binding.order
+        self.row_shapes = binding.row_shapes
+        self.parameters = head.parameters
         self.priority = head.priority
         self.timeout_ns = None if head.timeout_us is None else head.timeout_us * _NS_PER_US
         self.payload_bytes = head.total_bytes
@@ -106,14 +120,20 @@ class InferRoute:
         self._limits = limits
         self._clock = clock
         self._lane: Lane | None = None
+        self._epoch = -1
         self._plans: dict[bytes, Plan] = {}
+        self._on_end = self._finish
 
     def _current_lane(self) -> Lane:
         """The lane that serves this model now; plans of another are forgotten. Raises UnknownModel, NotReady, …"""
-        lane = self._engine.lane(self._model, self._version)
-        if lane is not self._lane:
-            self._lane = lane
-            self._plans = {}
+        engine = self._engine
+        lane = self._lane
+        if lane is None or self._epoch != engine.epoch:
+            lane = engine.lane(self._model, self._version)
+            self._epoch = engine.epoch
+            if lane is not self._lane:
+                self._lane = lane
+                self._plans = {}
         return lane
 
     def reserve(self, exchange: Exchange) -> ShoalError | None:
@@ -131,11 +151,50 @@ class InferRoute:
         exchange.lane = lane
         return None
 
+    def receive_part(self, exchange: Exchange, buffer: bytearray, start: int, stop: int) -> None:
+        """The body is `buffer[start:stop]`, and the buffer is used again: the shortest way for a request like the last one."""
+        head = exchange.head
+        plan = head.plan
+        if (
+            plan is None
+            or stop - start != plan.body_bytes
+            or self._epoch != self._engine.epoch
+            or not buffer.startswith(plan.key, start)
+        ):
+            self.receive(exchange, bytes(memoryview(buffer)[start:stop]))
+            return
+        payload = Payload((buffer[start + plan.json_bytes : stop],), plan.row_shapes, plan.parameters)
+        exchange.plan = plan
+        ticket = exchange.ticket
+        if ticket is None:
+            ticket = Ticket(
+                plan.rows,
+                plan.payload_bytes,
+                plan.signature,
+                payload,
+                self._on_end,
+                None if plan.timeout_ns is None and head.timeout_ms is None else self._deadline_ns(plan, head),
+                plan.priority or head.priority or 0,
+                head.tenant,
+                exchange,
+            )
+        lane = plan.lane
+        refuse = lane.submit(ticket)
+        if refuse is None:
+            exchange.ticket = ticket
+            exchange.lane = lane
+        else:
+            exchange.fail(refusal_error(lane, refuse))
+
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
         """The body is here: make it a ticket, or answer with what is wrong with it."""
         try:
             lane = self._current_lane()
             ticket = exchange.ticket
+            if ticket is not None and lane is not exchange.lane:
+                # The model was reloaded while the body arrived; the held place was in the old one's queue.
+                exchange.release()
+                ticket = None
             if ticket is None:
                 ticket = Ticket()
                 if lane.full:
@@ -143,93 +202,94 @@ class InferRoute:
                     refuse = lane.reserve(ticket)
                     if refuse is not None:
                         raise refusal_error(lane, refuse)
-            elif lane is not exchange.lane:
-                # The model was reloaded while the body arrived; the held place was in the old one's queue.
-                exchange.lane.cancel(ticket)  # type: ignore[union-attr]
-                ticket = Ticket()
-                exchange.ticket = None
             head = exchange.head
             if head.content_encoding is not None:
                 body = decode_content(head.content_encoding, body, self._limits.max_request_bytes)
-            plan, payload = self._decode(lane, head.infer_header_length, body)
+            plan, ticket.payload = self._decode(lane, head, body)
             exchange.plan = plan
             ticket.rows = plan.rows
             ticket.payload_bytes = plan.payload_bytes
             ticket.signature = plan.signature
-            ticket.payload = payload
-            ticket.on_end = exchange.ticket_ended
+            ticket.on_end = self._on_end
+            ticket.owner = exchange
             ticket.level = plan.priority or head.priority or 0
             ticket.tenant = head.tenant
             if plan.timeout_ns is not None or head.timeout_ms is not None:
-                ticket.deadline_ns = self._deadline_ns(plan.timeout_ns, head.timeout_ms)
+                ticket.deadline_ns = self._deadline_ns(plan, head)
             refuse = lane.submit(ticket)
             if refuse is not None:
                 raise refusal_error(lane, refuse)
             exchange.ticket = ticket
             exchange.lane = lane
         except ShoalError as error:
-            exchange.abandon()
+            exchange.release()
             exchange.fail(error)
 
-    def _deadline_ns(self, timeout_ns: int | None, timeout_ms: float | None) -> int:
-        candidates = [int(timeout_ms * _NS_PER_MS)] if timeout_ms is not None else []
-        if timeout_ns is not None:
-            candidates.append(timeout_ns)
-        return self._clock() + min(candidates)
+    def _deadline_ns(self, plan: Plan, head: Head) -> int:
+        """The smaller of the two timeouts that a request may bring, from now on."""
+        timeouts_ns = [] if plan.timeout_ns is None else [plan.timeout_ns]
+        if head.timeout_ms is not None:
+            timeouts_ns.append(int(head.timeout_ms * _NS_PER_MS))
+        return self._clock() + min(timeouts_ns)
 
-    def _decode(self, lane: Lane, header_length: int | None, body: bytes | memoryview) -> tuple[Plan, Payload]:
-        if header_length is None:
-            header_length = len(body)
-        elif header_length > len(body):
-            raise BadRequest(f"inference-header-content-length is {header_length}, but the body has {len(body)} bytes")
-        elif header_length == 0:
-            head = decode_raw(lane.spec, len(body), self._limits)
-            return self._bind(Plan(lane, head), body, 0)
-        key = bytes(body[:header_length])
+    def _decode(self, lane: Lane, head: Head, body: bytes | memoryview) -> tuple[Plan, Payload]:
+        """A body's plan, made or remembered, and its tensors in the model's order."""
+        json_bytes = head.infer_header_length
+        if json_bytes is None:
+            json_bytes = len(body)
+        elif json_bytes > len(body):
+            raise BadRequest(f"inference-header-content-length is {json_bytes}, but the body has {len(body)} bytes")
+        elif json_bytes == 0:
+            return self._bind(Plan(lane, decode_raw(lane.spec, len(body), self._limits), b""), body, 0)
+        key = bytes(body[:json_bytes])
         plan = self._plans.get(key)
         if plan is None:
-            head = decode_head(key, self._limits)
-            plan = Plan(lane, head)
-            if head.cacheable and head.id is None and header_length <= _MAX_PLAN_KEY_BYTES:
+            plan = Plan(lane, decode_head(key, self._limits), key)
+            if plan.repeatable and json_bytes <= _MAX_PLAN_KEY_BYTES:
                 if len(self._plans) >= _MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
-        return self._bind(plan, body, header_length)
+        if plan.repeatable and plan.single and head.repeatable and head.content_encoding is None:
+            head.plan = plan
+        return self._bind(plan, body, json_bytes)
 
     @staticmethod
     def _bind(plan: Plan, body: bytes | memoryview, start: int) -> tuple[Plan, Payload]:
-        """Pair a plan with the tensors of one body, in the model's order of inputs."""
-        head = plan.head
         if plan.single and len(body) - start == plan.payload_bytes:
-            return plan, Payload((memoryview(body)[start:],), plan.binding.row_shapes, head.parameters)
-        tensors = split_binary(head, memoryview(body), start)
-        return plan, Payload(tuple([tensors[index] for index in plan.binding.order]), plan.binding.row_shapes, head.parameters)
+            return plan, Payload((memoryview(body)[start:],), plan.row_shapes, plan.parameters)
+        tensors = split_binary(plan.head, memoryview(body), start)
+        return plan, Payload(tuple([tensors[index] for index in plan.order]), plan.row_shapes, plan.parameters)
 
-    def finish(self, exchange: Exchange, ticket: Ticket) -> None:
+    def _finish(self, ticket: Ticket) -> None:
         """The ticket has its ending: answer."""
+        exchange: Exchange = ticket.owner
+        exchange.ticket = None
         if ticket.error is not None:
             error = ticket.error
             exchange.fail(error if isinstance(error, ShoalError) else ShoalError("internal error"))
             return
-        plan = cast(Plan, exchange.plan)
-        answer = ticket.answer
-        start, rows = ticket.answer_row, ticket.rows
+        plan: Plan = exchange.plan
         head = exchange.head
-        server = exchange.connection.server
+        connection = exchange.connection
+        server = connection.server
         if not plan.plain or head.response_coding is not None or not exchange.keep_alive or server.draining or head.http_1_0:
             self._finish_any(exchange, plan, ticket)
             return
+        answer: Answer = ticket.answer
+        start, rows = ticket.answer_row, ticket.rows
         template = plan.template
         if template is None or (plan.template_shapes is not answer.tail_shapes and plan.template_shapes != answer.tail_shapes):
             template = plan.template = self._render_template(plan, answer, rows)
             plan.template_shapes = answer.tail_shapes
         front, middle, joined = template
-        request_id = head.request_id or server.next_request_id()
-        parts: list[bytes | memoryview] = [front, request_id, middle]
+        parts: list[bytes | memoryview] = [front, head.request_id or server.next_request_id(), middle]
         for index, _, _ in plan.outputs:
             parts.append(answer.view(index, start, rows))
         exchange.answered = True
-        exchange.connection.send(exchange, [b"".join(parts)] if joined else [b"".join(parts[:3]), *parts[3:]])
+        if joined:
+            connection.send_one(exchange, b"".join(parts))
+        else:
+            connection.send(exchange, [b"".join(parts[:3]), *parts[3:]])
 
     def _render_template(self, plan: Plan, answer: Answer, rows: int) -> tuple[bytes, bytes, bool]:
         """The response up to the request id, from there up to the first tensor, and whether all of it is small."""
