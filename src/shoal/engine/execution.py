@@ -270,7 +270,7 @@ class _Search:
     def _is_broken(self) -> Generator[Sequence[Ticket], Result | BaseException, bool]:
         """Nothing has worked so far: does any of three members from other places work alone?"""
         count = len(self.members)
-        for index in (count - 1, count // 2, count // 4):
+        for index in (0, count // 4, count // 2):  # the search begins at the other end
             if self.ends[index] is None:
                 raised = yield from self._try(index, index + 1)
                 if raised is None:
