@@ -89,7 +89,11 @@ def test_answers_wait_for_a_slow_first_one(held: tuple[ThreadedServer, Gate]) ->
     [
         infer("double", {"x": ROW}),
         json_infer("double", {"x": ("FP32", [1, 4], [0, 1, 2, 3])}),
-        post("/v2/models/double/infer", chunks=[part for part in infer_parts({"x": ROW})], Inference_Header_Content_Length=len(infer_parts({"x": ROW})[0])),
+        post(
+            "/v2/models/double/infer",
+            chunks=[part for part in infer_parts({"x": ROW})],
+            Inference_Header_Content_Length=len(infer_parts({"x": ROW})[0]),
+        ),
     ],
     ids=["binary", "json", "chunked"],
 )
@@ -138,7 +142,9 @@ def test_chunked_bodies(client: RawClient) -> None:
     """Chunks of one byte, chunk extensions, trailers, and pipelined requests behind them."""
     front, tail = infer_parts({"x": ROW})
     body = front + tail
-    single = post("/v2/models/double/infer", chunks=[body[i : i + 1] for i in range(len(body))], Inference_Header_Content_Length=len(front))
+    single = post(
+        "/v2/models/double/infer", chunks=[body[i : i + 1] for i in range(len(body))], Inference_Header_Content_Length=len(front)
+    )
     head = post("/v2/models/double/infer", Inference_Header_Content_Length=len(front), Transfer_Encoding="chunked").replace(
         b"Content-Length: 0\r\n", b""
     )
@@ -285,7 +291,9 @@ def test_request_ids(client: RawClient) -> None:
     assert client.ask(get("/v2", x_request_id="mine-1")).headers["x-request-id"] == "mine-1"
     assert client.ask(infer("double", {"x": ROW}, x_request_id="mine-2")).headers["x-request-id"] == "mine-2"
     assert client.ask(get("/nowhere", x_request_id="mine-3")).headers["x-request-id"] == "mine-3"
-    own = [client.ask(request_bytes).headers["x-request-id"] for request_bytes in [LIVE, infer("double", {"x": ROW}), get("/no")] * 3]
+    own = [
+        client.ask(request_bytes).headers["x-request-id"] for request_bytes in [LIVE, infer("double", {"x": ROW}), get("/no")] * 3
+    ]
     assert len(set(own)) == 9
 
 
@@ -335,7 +343,10 @@ def test_body_too_large(tmp_path: Path, size: int, chunked: bool) -> None:
 def test_refused_body_is_never_taken_for_requests(held: tuple[ThreadedServer, Gate]) -> None:
     """While an older answer is outstanding, a body that is refused and holds something like a request is not executed."""
     server, gate = held
-    for hidden in (post("/v2/models/held/infer", Content_Length=2**40), post("/v2/models/no/infer", Content_Length=9_999_999, Expect="100-continue")):
+    for hidden in (
+        post("/v2/models/held/infer", Content_Length=2**40),
+        post("/v2/models/no/infer", Content_Length=9_999_999, Expect="100-continue"),
+    ):
         with RawClient(server.port) as client:
             gate.close()
             calls = len(gate.notes)
@@ -413,5 +424,8 @@ def test_model_settings_file_is_not_needed(server: ThreadedServer) -> None:
     """The server's own word of what it serves, for people: names and versions."""
     with RawClient(server.port) as client:
         index = json.loads(client.ask(post("/v2/repository/index")).body)
-    assert {(entry["name"], entry["version"], entry["state"]) for entry in index} == {("double", "1", "READY"), ("wide", "1", "READY")}
+    assert {(entry["name"], entry["version"], entry["state"]) for entry in index} == {
+        ("double", "1", "READY"),
+        ("wide", "1", "READY"),
+    }
     assert isinstance(server.settings.models["double"], ModelSettings)

@@ -88,6 +88,11 @@ class RawClient:
         """Close the socket."""
         self.socket.close()
 
+    def half_close(self) -> None:
+        """Say that nothing more will be sent; what comes can still be read."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
     def vanish(self) -> None:
         """Close with a reset, as a crashed client's system does."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
