@@ -48,11 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedServer]
 
 @pytest.fixture
 def client(server: ThreadedServer) -> Iterator[RawClient]:
+    """A connection of the test's own."""
     with RawClient(server.port) as connected:
         yield connected
 
 
 def body(value: Any) -> bytes:
+    """JSON, or the bytes themselves."""
     return value if isinstance(value, bytes) else json.dumps(value).encode()
 
 

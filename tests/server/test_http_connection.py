@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shoal.config.settings import ModelSettings
 from shoal.testing.gates import Gate
 from shoal.testing.models import doubling, gated
 from shoal.testing.raw_http import RawClient, get, infer, infer_parts, json_infer, post
@@ -48,6 +46,7 @@ def held(tmp_path: Path) -> Iterator[tuple[ThreadedServer, Gate]]:
 
 @pytest.fixture
 def client(server: ThreadedServer) -> Iterator[RawClient]:
+    """A connection of the test's own."""
     with RawClient(server.port) as connected:
         yield connected
 
@@ -91,7 +90,7 @@ def test_answers_wait_for_a_slow_first_one(held: tuple[ThreadedServer, Gate]) ->
         json_infer("double", {"x": ("FP32", [1, 4], [0, 1, 2, 3])}),
         post(
             "/v2/models/double/infer",
-            chunks=[part for part in infer_parts({"x": ROW})],
+            chunks=list(infer_parts({"x": ROW})),
             Inference_Header_Content_Length=len(infer_parts({"x": ROW})[0]),
         ),
     ],
@@ -114,7 +113,7 @@ def test_request_byte_by_byte(client: RawClient) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_large_body_in_odd_pieces(client: RawClient, chunked: bool) -> None:
-    """700 KB, larger than the receive buffer, in pieces of prime sizes with another request glued to the last: every byte in place."""
+    """700 KB, larger than the receive buffer, in pieces of odd sizes, another request glued to the last: all in place."""
     array = np.random.default_rng(7).standard_normal((7, 25_013), np.float32)
     front, tail = infer_parts({"x": array})
     body = front + tail
@@ -168,7 +167,7 @@ def test_expect_continue(client: RawClient) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_expect_continue_refused(client: RawClient, chunked: bool) -> None:
-    """A client that asks first is spared the body of a request that cannot be served; as it may send it all the same, the connection ends."""
+    """A client that asks first is spared a body that nobody wants; as it may send it all the same, the connection ends."""
     head = post("/v2/models/nobody/infer", chunks=[] if chunked else None, Content_Length=1000, Expect="100-continue")
     head = head[: head.index(b"\r\n\r\n") + 4]
     if chunked:
@@ -303,7 +302,7 @@ def test_names_are_unquoted(client: RawClient) -> None:
         assert client.ask(get(path)).json()["name"] == "double"
 
 
-def test_json_and_binary_body_limits_are_told(tmp_path: Path) -> None:
+def test_head_too_large(tmp_path: Path) -> None:
     """A head over its limit is answered 431, whether it comes in one piece or dribbles in, complete or not; then the end."""
     with running_server(local_settings({"double": doubling(tmp_path)}, max_header_bytes=1000)) as server:
         large = get("/v2", x_long="y" * 1000)
@@ -420,12 +419,10 @@ def test_answers_before_a_broken_request_still_come(held: tuple[ThreadedServer, 
     assert gate.notes == [[1.0]]
 
 
-def test_model_settings_file_is_not_needed(server: ThreadedServer) -> None:
-    """The server's own word of what it serves, for people: names and versions."""
-    with RawClient(server.port) as client:
-        index = json.loads(client.ask(post("/v2/repository/index")).body)
+def test_index(client: RawClient) -> None:
+    """The server's own word of what it serves."""
+    index = client.ask(post("/v2/repository/index")).json()
     assert {(entry["name"], entry["version"], entry["state"]) for entry in index} == {
         ("double", "1", "READY"),
         ("wide", "1", "READY"),
     }
-    assert isinstance(server.settings.models["double"], ModelSettings)

@@ -40,7 +40,7 @@ def held(tmp_path: Path) -> Iterator[tuple[ThreadedServer, Gate]]:
         running.settled()
 
 
-# --- time -----------------------------------------------------------------------------------------------------------------------
+# --- time --------------------
 
 
 @pytest.mark.parametrize("beginning", [b"G", b"GET /v2 HTTP/1.1\r\nHost: x\r\n", b"POST /v2/models/m/infer HTTP/1.1\r\nConte"])
@@ -113,7 +113,7 @@ def test_waiting_for_the_model_is_not_idleness(tmp_path: Path) -> None:
         assert client.response().tensors()["y"][0, 0] == 2.0
 
 
-# --- numbers of things --------------------------------------------------------------------------------------------------------------
+# --- numbers of things --------------------
 
 
 def test_too_many_connections(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_pipeline_limit_with_bodies_and_partial_heads(tmp_path: Path) -> None:
         server.settled()
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------------
+# --- writing --------------------
 
 
 def test_slow_reader_is_bounded_and_harms_nobody(tmp_path: Path) -> None:
-    """A client that asks for large answers and reads none makes the server stop reading it; others go on; later it gets everything."""
+    """A client that asks for large answers and reads none is not read from any more; others go on; later it gets everything."""
     path = python_model(
         tmp_path,
         """
@@ -223,7 +223,7 @@ def test_reader_that_never_reads_is_cut_off(tmp_path: Path) -> None:
         server.wait_until(lambda: not http.connections)
 
 
-# --- clients that go away -----------------------------------------------------------------------------------------------------------
+# --- clients that go away --------------------
 
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
@@ -307,7 +307,7 @@ def test_whole_pipeline_is_cancelled_with_its_client(held: tuple[ThreadedServer,
     assert gate.notes == [[1.0]]
 
 
-# --- content codings ----------------------------------------------------------------------------------------------------------------
+# --- content codings --------------------
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -350,7 +350,7 @@ def test_bad_codings(held: tuple[ThreadedServer, Gate], coding: str, status: int
         assert client.ask(LIVE).status == 200
 
 
-# --- TLS ----------------------------------------------------------------------------------------------------------------------------
+# --- TLS --------------------
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_head_is_read_with_everything_the_server_uses() -> None:
     ],
 )
 def test_unusable_value_names_its_header(head: bytes, field: str) -> None:
-    """A header whose value cannot be used is an error that names it; the head itself stays readable, so the connection can live on."""
+    """A header whose value cannot be used is an error that names it; the head stays readable, so the connection can live on."""
     parsed = HeadParser().parse(POST + head + b"\r\n\r\n")
     assert isinstance(parsed.error, BadRequest)
     assert field in parsed.error.message

@@ -162,13 +162,13 @@ def _headers(headers: Mapping[str, object]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
-def get(path: str, method: str = "GET", **headers: object) -> bytes:
+def get(path: str, method: str = "GET", **headers: Any) -> bytes:
     """A request without a body. Keyword names become header names (`_` is written `-`)."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return f"{method} {path} HTTP/1.1\r\nHost: test\r\n".encode() + _headers(named) + b"\r\n"
 
 
-def post(path: str, body: bytes = b"", *, chunks: Iterable[bytes] | None = None, **headers: object) -> bytes:
+def post(path: str, body: bytes = b"", *, chunks: Iterable[bytes] | None = None, **headers: Any) -> bytes:
     """A request with a body of known length, or in the given chunks."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     if chunks is None:
@@ -197,7 +197,7 @@ def infer(
     fields: Mapping[str, Any] | None = None,
     *,
     version: str | None = None,
-    **headers: object,
+    **headers: Any,
 ) -> bytes:
     """A whole inference request in binary."""
     front, tail = infer_parts(inputs, fields)
@@ -206,7 +206,7 @@ def infer(
 
 
 def json_infer(
-    model: str, inputs: Mapping[str, tuple[str, Sequence[int], Any]], fields: Mapping[str, Any] | None = None, **headers: object
+    model: str, inputs: Mapping[str, tuple[str, Sequence[int], Any]], fields: Mapping[str, Any] | None = None, **headers: Any
 ) -> bytes:
     """A whole inference request in JSON; each input is (datatype, shape, data)."""
     head = {**(fields or {})}

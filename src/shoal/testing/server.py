@@ -89,7 +89,7 @@ class ThreadedServer:
 
         async def waiting() -> None:
             async with asyncio.timeout(_SAFETY_SECONDS):
-                while not condition():
+                while not condition():  # noqa: ASYNC110 (state of others, which tells nobody of its changes)
                     await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
         self.run(waiting())
