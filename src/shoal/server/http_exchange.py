@@ -75,9 +75,14 @@ class Exchange:
         status: int = 200,
         content_type: bytes = b"application/json",
         headers: Sequence[tuple[str, str]] = (),
+        compress: bool = False,
     ) -> None:
-        """Answer with one body, compressed when the client asked for it."""
-        coding = self.head.response_coding
+        """Answer with one body; with `compress`, in the coding that the client asked for.
+
+        Only answers of inference are compressed: some clients say that they accept codings and then read everything else, and every
+        error, as it comes.
+        """
+        coding = self.head.response_coding if compress else None
         if coding is not None and body:
             body = encode_content(coding, body)
             headers = (*headers, ("Content-Encoding", coding))

@@ -340,9 +340,10 @@ class InferRoute:
                 b"".join((json, *buffers)),
                 content_type=b"application/octet-stream",
                 headers=(("Inference-Header-Content-Length", str(len(json))),),
+                compress=True,
             )
         else:
-            exchange.answer(json)
+            exchange.answer(json, compress=True)
 
 
 def refusal_error(lane: Lane, refuse: Refuse) -> ShoalError:
