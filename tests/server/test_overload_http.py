@@ -219,7 +219,7 @@ def test_deadline_while_the_only_executor_is_busy(tmp_path: Path, by: str) -> No
         RawClient(server.port) as client,
     ):
         try:
-            running.send(infer("m", {"x": row(1)}))
+            busy.send(infer("m", {"x": row(1)}))
             gate.wait_entered()
             timeout_us = {"parameter": 30_000, "both": 3_600_000_000}.get(by)
             fields = {"parameters": {"timeout": timeout_us, "binary_data_output": True}} if timeout_us else None
@@ -231,7 +231,7 @@ def test_deadline_while_the_only_executor_is_busy(tmp_path: Path, by: str) -> No
             server.check_invariants()
         finally:
             gate.open()
-        assert running.response().tensors()["y"][0, 0] == 2.0
+        assert busy.response().tensors()["y"][0, 0] == 2.0
         server.settled()
         assert gate.notes == [[1.0]]
         assert client.ask(infer("m", {"x": row(3)})).tensors()["y"][0, 0] == 6.0
