@@ -354,7 +354,7 @@ def test_trace_and_log_settings(client: Caller) -> None:
 )
 def test_what_is_not_offered_says_so(client: Caller, method: str, arguments: tuple[Any, ...], status: str) -> None:
     """Control of the repository and shared memory: a clear error, and the server goes on."""
-    with pytest.raises(InferenceServerException, match="switched off|not available") as caught:
+    with pytest.raises(InferenceServerException, match=r"switched off|not available") as caught:
         getattr(client, method)(*arguments)
     assert caught.value.status() == status
     assert client.is_model_ready("digits")

@@ -134,18 +134,22 @@ def test_refused_head_with_a_chunked_body(tmp_path: Path) -> None:
 
 def test_place_is_held_from_the_head_on(tmp_path: Path) -> None:
     """A request whose body is under way has its place: who comes later is refused, and it is served when its body is there."""
-    with bounded(tmp_path, 1) as (server, gate), fill(server, gate, 0) as running:
-        with RawClient(server.port) as early, RawClient(server.port) as late:
-            request_bytes = infer("m", {"x": np.full((1, 100_000), 3, np.float32)})
-            early.send(request_bytes[:1000])
-            lane = server.lane("m")
-            server.wait_until(lambda: lane.snapshot().reserved_requests == 1)
-            assert late.ask(infer("m", {"x": row(1)})).status == 429
-            early.send(request_bytes[1000:])
-            server.wait_waiting("m", 1)
-            gate.open()
-            assert early.response().tensors()["y"][0, -1] == 6.0
-            assert running.response().status == 200
+    with (
+        bounded(tmp_path, 1) as (server, gate),
+        fill(server, gate, 0) as running,
+        RawClient(server.port) as early,
+        RawClient(server.port) as late,
+    ):
+        request_bytes = infer("m", {"x": np.full((1, 100_000), 3, np.float32)})
+        early.send(request_bytes[:1000])
+        lane = server.lane("m")
+        server.wait_until(lambda: lane.snapshot().reserved_requests == 1)
+        assert late.ask(infer("m", {"x": row(1)})).status == 429
+        early.send(request_bytes[1000:])
+        server.wait_waiting("m", 1)
+        gate.open()
+        assert early.response().tensors()["y"][0, -1] == 6.0
+        assert running.response().status == 200
 
 
 def test_more_rows_than_the_place_that_was_held(tmp_path: Path) -> None:
@@ -173,16 +177,19 @@ def test_more_rows_than_could_ever_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unready_when_full", [False, True])
 def test_health_while_the_queue_is_full(tmp_path: Path, unready_when_full: bool) -> None:
     """A full queue never touches liveness; readiness only where the settings say so; metadata is served on."""
-    with bounded(tmp_path, 2, unready_when_full=unready_when_full) as (server, gate):
-        with fill(server, gate, 2) as client, RawClient(server.port) as probe:
-            assert probe.ask(LIVE).status == 200
-            assert probe.ask(READY).status == (503 if unready_when_full else 200)
-            assert probe.ask(get("/v2/models/m/ready")).status == 200
-            assert probe.ask(get("/v2/models/m")).json()["name"] == "m"
-            gate.open()
-            assert [client.response().status for _ in range(3)] == [200] * 3
-            server.settled()
-            assert probe.ask(READY).status == 200
+    with (
+        bounded(tmp_path, 2, unready_when_full=unready_when_full) as (server, gate),
+        fill(server, gate, 2) as client,
+        RawClient(server.port) as probe,
+    ):
+        assert probe.ask(LIVE).status == 200
+        assert probe.ask(READY).status == (503 if unready_when_full else 200)
+        assert probe.ask(get("/v2/models/m/ready")).status == 200
+        assert probe.ask(get("/v2/models/m")).json()["name"] == "m"
+        gate.open()
+        assert [client.response().status for _ in range(3)] == [200] * 3
+        server.settled()
+        assert probe.ask(READY).status == 200
 
 
 def test_model_that_failed_to_load(tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_deadline_while_the_only_executor_is_busy(tmp_path: Path, by: str) -> No
     model = ModelSettings(path=path, probe=False, queue=queue)
     with (
         running_server(local_settings({"m": model})) as server,
-        RawClient(server.port) as running,
+        RawClient(server.port) as busy,
         RawClient(server.port) as client,
     ):
         try:

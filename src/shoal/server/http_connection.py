@@ -250,6 +250,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._filled < len(self._target):
                 return
             self._finish_body()
+        elif self._backlog is not None:  # some event loops still bring what was under way when reading was paused
+            self._backlog += self.server.window[:nbytes]
         else:
             start = 0
             if self._discard_bytes:
@@ -261,6 +263,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._read_requests(start, nbytes)
         self._between = (
             self._target is None
+            and self._backlog is None
             and self._chunked is None
             and self._partial_head is None
             and not self._discard_bytes
