@@ -487,6 +487,23 @@ def test_closing_on_a_model_that_hangs_is_bounded_and_ends_everything(run: Run) 
     run(main())
 
 
+def test_room_held_before_closing_can_no_longer_be_used_after_it(run: Run) -> None:
+    """A body arrives after the lane was closed: its ticket ends as `draining`, instead of waiting for executors that are gone."""
+
+    async def main() -> None:
+        endings = Endings()
+        async with open_lane([FakeBackend()]) as lane:
+            ticket = tagged_ticket([1.0], endings)
+            assert lane.reserve(ticket) is None
+            assert await lane.close() is True
+            assert lane.submit(ticket) is None
+            await endings.wait(1)
+            assert isinstance(ticket.error, Draining)
+            assert lane.idle
+
+    run(main())
+
+
 def test_a_full_queue_refuses_and_says_what_it_knows(run: Run) -> None:
     """Exact bound in rows; `full`, the counts and the description agree; a hint exists once a rate was measured."""
 

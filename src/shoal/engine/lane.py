@@ -25,18 +25,16 @@ from shoal.core.scheduler import Scheduler
 from shoal.core.snapshot import Snapshot
 from shoal.core.ticket import Ticket, TicketState
 from shoal.datatypes import ModelSpec
-from shoal.engine.execution import End, Outcome
 from shoal.engine.executor import Completion, Pool
 from shoal.engine.quiet_log import QuietLog
 from shoal.engine.recorder import Recorder
-from shoal.errors import DeadlineExceeded, Draining, ShoalError, WorkerLost
+from shoal.engine.settling import Settler
+from shoal.errors import DeadlineExceeded, Draining, WorkerLost
 from shoal.tensors.scatter import join_answers
 
 __all__ = ["Lane"]
 
 _log = logging.getLogger("shoal.engine")
-_ANSWERED: Final = TicketState.ANSWERED
-_FAILED: Final = TicketState.FAILED
 _STAGED: Final = TicketState.STAGED
 _NEVER: Final = 1 << 62
 _NS_PER_SECOND: Final = 1e9
@@ -79,10 +77,10 @@ class Lane:
         self.stats = Recorder(wall_clock)
         self.on_room: Callable[[], None] | None = None
         self._pool = pool
-        self._join = join
         self._clock = clock
         self._loop = loop = asyncio.get_running_loop()
         self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
+        self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
         self._context = contextvars.Context()  # callbacks must not see the variables of whoever happened to submit
         self._poll_due = False
@@ -131,6 +129,7 @@ class Lane:
             self._take_back(staged, now_ns)
             left = self._scheduler.cancel(ticket, now_ns)
             self._offer()
+            self._poll_soon()  # others may fill the place
         if left:
             self.stats.cancelled += 1
             self._look_around()
@@ -142,8 +141,15 @@ class Lane:
         """Do what is due now. Nobody has to call it; with a clock that is set by hand it takes the place of the timer."""
         self._decide(self._clock())
 
+    def _poll_soon(self) -> None:
+        if not self._poll_due:
+            self._poll_due = True
+            self._loop.call_soon(self._poll, context=self._context)
+
     def _poll(self) -> None:
-        if self._poll_due:
+        if self._closed:
+            self._fail_waiting()  # room that was held before closing has been taken up
+        elif self._poll_due:
             self._decide(self._clock())
 
     def _decide(self, now_ns: int) -> None:
@@ -222,86 +228,17 @@ class Lane:
                 self.stats.workers_lost += 1
                 error = WorkerLost("the executor that ran this request was lost; nothing is known of its answer")
                 error.__cause__ = completion.died
-                ended += self._settle_each(batch, [error] * len(batch.members), (), done_ns)
-            elif outcome.ends is not None or batch.cut:
-                ended += self._settle_each(batch, outcome.ends or _answered_all(batch, outcome), outcome.runs, done_ns)
-                self._note_failure(outcome)
+                ended += self._settler.settle_failed(batch, error, done_ns)
             else:
-                ended += self._settle(batch, outcome)
+                ended += self._settler.settle(batch, outcome)
+                if outcome.cause is not None:
+                    cause, outcome.cause = outcome.cause, None
+                    self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
             self._drain_rate.record(batch.rows, self._running_rows + self._scheduler.waiting_rows, done_ns)
         if not self._closed:
             self._decide(self._clock())
         self._tell(ended)
         self._look_around()
-
-    def _settle(self, batch: Batch, outcome: Outcome) -> list[Ticket]:
-        """The usual case: every member is whole and answered. The scheduler makes them ANSWERED."""
-        answer = outcome.answer
-        members = batch.members
-        row = accepted_sum_ns = discarded = discarded_rows = 0
-        for ticket in members:
-            ticket.answer = answer
-            ticket.answer_row = row
-            row += ticket.rows
-            accepted_sum_ns += ticket.accepted_ns
-            if ticket.on_end is None:
-                discarded += 1
-                discarded_rows += ticket.rows
-                accepted_sum_ns -= ticket.accepted_ns
-        done_ns = outcome.done_ns
-        self._scheduler.complete(batch, done_ns)
-        stats = self.stats
-        stats.executed(outcome.runs)
-        stats.succeeded(len(members) - discarded, accepted_sum_ns, batch.started_ns, done_ns, outcome.runs)
-        if discarded:
-            stats.discard(discarded, discarded_rows)
-        return members
-
-    def _settle_each(self, batch: Batch, ends: Sequence[End], runs: Sequence[Any], done_ns: int) -> list[Ticket]:
-        """Members that end differently, or are pieces of larger tickets."""
-        stats = self.stats
-        stats.executed(runs)
-        whole: list[Ticket] = []
-        for ticket, end in zip(batch.members, ends, strict=True):
-            if isinstance(end, Exception):
-                ticket.error = end
-                ticket.state = _FAILED
-            else:
-                ticket.answer, ticket.answer_row = end
-                ticket.state = _ANSWERED
-            parent = ticket.parent
-            if parent is None:
-                whole.append(ticket)
-            elif parent.state >= _ANSWERED:  # cancelled, expired or failed, while this piece of it ran
-                stats.discard(0, ticket.rows)
-        joined = list(self._scheduler.complete(batch, done_ns))
-        for parent in joined:
-            self._join_parts(parent)
-        ended = whole + joined
-        wanted = [ticket for ticket in ended if ticket.on_end is not None]
-        good = [ticket.accepted_ns for ticket in wanted if ticket.state is _ANSWERED]
-        bad = [ticket.accepted_ns for ticket in wanted if ticket.state is _FAILED]
-        stats.succeeded(len(good), sum(good), batch.started_ns, done_ns, runs)
-        stats.failed(len(bad), sum(bad), done_ns)
-        unwanted = [ticket.rows for ticket in ended if ticket.on_end is None]
-        if unwanted:
-            stats.discard(len(unwanted), sum(unwanted))
-        return ended
-
-    def _join_parts(self, parent: Ticket) -> None:
-        """The one ending of a ticket that was cut: all pieces in order, or the first failure."""
-        parts = parent.parts or []
-        if parent.state is _FAILED:
-            parent.error = next((part.error for part in parts if part.error is not None), None)
-        elif parent.on_end is not None:
-            try:
-                parent.answer = self._join([(part.answer, part.answer_row, part.rows) for part in parts])
-                parent.answer_row = 0
-            except Exception as error:
-                parent.state = _FAILED
-                parent.error = error if isinstance(error, ShoalError) else ShoalError("internal error")
-        for part in parts:
-            part.answer = None  # their batches' outputs have been copied
 
     def _expire(self, tickets: list[Ticket], now_ns: int) -> None:
         for ticket in tickets:
@@ -328,23 +265,12 @@ class Lane:
         if fatal is not None:
             raise fatal
 
-    def _note_failure(self, outcome: Outcome) -> None:
-        cause = outcome.cause
-        self.stats.reruns += outcome.reruns
-        if outcome.reruns:
-            self.stats.bisections += 1
-        if cause is not None:
-            self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
-            outcome.cause = None
-
     # ---------------------------------------------------------------- ending altogether
 
     def start_draining(self) -> None:
         """Refuse whatever comes from here on, and send what waits without waiting for windows."""
         self._scheduler.drain(self._clock())
-        if not self._poll_due:
-            self._poll_due = True
-            self._loop.call_soon(self._poll, context=self._context)
+        self._poll_soon()
 
     async def drain(self) -> None:
         """`start_draining`, and return when everything that was accepted has ended."""
@@ -386,18 +312,24 @@ class Lane:
 
     def _give_up(self) -> None:
         """Fail what is left: what an executor never gave back, then what waits. Reserved tickets are their owner's to cancel."""
-        scheduler = self._scheduler
         now_ns = self._clock()
         ended: list[Ticket] = []
-        for batch in scheduler.running_batches():
-            lost: list[End] = [WorkerLost("the server stopped before the model had answered")] * len(batch.members)
-            ended += self._settle_each(batch, lost, (), now_ns)
+        for batch in self._scheduler.running_batches():
+            lost = WorkerLost("the server stopped before the model had answered")
+            ended += self._settler.settle_failed(batch, lost, now_ns)
         self._running_rows = 0
-        while scheduler.waiting_requests and (decisions := scheduler.poll(now_ns)):
+        self._tell(ended)
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        self._poll_due = False
+        now_ns = self._clock()
+        ended: list[Ticket] = []
+        while self._scheduler.waiting_requests and (decisions := self._scheduler.poll(now_ns)):
             for decision in decisions:
                 if type(decision) is Dispatch:
-                    left: list[End] = [Draining("the server stopped before the request had run")] * len(decision.batch.members)
-                    ended += self._settle_each(decision.batch, left, (), now_ns)
+                    left = Draining("the server stopped before the request had run")
+                    ended += self._settler.settle_failed(decision.batch, left, now_ns)
                 elif type(decision) is Expire:
                     self._expire(decision.tickets, now_ns)
         self._tell(ended)
@@ -444,12 +376,3 @@ class Lane:
     def restarts(self) -> int:
         """How often an executor died and was replaced."""
         return self._pool.restarts
-
-
-def _answered_all(batch: Batch, outcome: Outcome) -> list[End]:
-    ends: list[End] = []
-    row = 0
-    for ticket in batch.members:
-        ends.append((outcome.answer, row))
-        row += ticket.rows
-    return ends
