@@ -59,7 +59,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 
     `path` names an ONNX file, or `file.py:Class` / `module:object` for a Python model. `instances` executors run batches at the
     same time; each may have one further batch `staged`. `threads` is the intra-op thread count of each instance (None: the
-    CPU budget shared out). `probe` runs the load-time batching checks.
+    CPU budget shared out). `execution`: `thread` runs batches in executor threads; `inline` on the event loop itself, which stands
+    still meanwhile; `auto` takes the loop only for a model whose largest batch takes less time than handing it over would.
+    `probe` runs the load-time batching checks.
     """
 
     path: str
@@ -67,6 +69,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     instances: int = 1
     threads: int | None = None
     stage: bool = True
+    execution: Literal["auto", "thread", "inline"] = "auto"
     probe: bool = True
     batching: BatchingSettings = BatchingSettings()
     queue: QueueSettings = QueueSettings()
