@@ -276,3 +276,28 @@ def test_a_model_without_a_batch_dimension_runs_each_request_alone(run: Run, tmp
         await lane.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("execution", ["inline", "thread"])
+def test_where_a_model_runs_is_a_setting_and_every_backend_is_closed_once(run: Run, execution: str) -> None:
+    """Inline: in the loop's thread, with one of the two backends; in threads: with both. All are closed at the end, once."""
+    idents: list[int] = []
+
+    def note(x: Any) -> Any:
+        idents.append(threading.get_ident())
+        return 2 * x + 1
+
+    backends = [FakeBackend(note), FakeBackend(note)]
+
+    async def main() -> None:
+        endings = Endings()
+        settings = ModelSettings(path="-", instances=2, execution=execution)
+        lane = Engine(cpus=1)._make_lane("m", settings, _Loaded(list(backends), None))
+        lane.submit(ticket_of([3.0], endings, columns=1))
+        await endings.wait(1)
+        assert first_column(endings.tickets[0]) == [7.0]
+        assert await lane.close() is True
+        assert (idents[0] == threading.get_ident()) == (execution == "inline")
+        assert [backend.closed for backend in backends] == [1, 1]
+
+    run(main())

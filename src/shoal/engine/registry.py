@@ -33,8 +33,8 @@ __all__ = ["Engine", "ModelState", "ModelStatus"]
 
 _log = logging.getLogger("shoal.engine")
 _MS_PER_SECOND: Final = 1000.0
-# Waking an executor thread, and being woken by it, costs 100 to 200 µs of CPU for each batch where the GIL changes hands. A model that
-# is through with its largest batch by then is run where it is.
+# Waking an executor thread, and being woken by it, costs 100 to 200 µs of CPU for each batch where the GIL changes hands. A model
+# that is through with its largest batch by then is run where it is.
 _INLINE_BELOW_NS: Final = 150_000
 
 
@@ -177,7 +177,13 @@ class Engine:
         max_rows = max(1, batching.max_batch_size)
         runners = [TensorRunner(backend, max_rows, self._clock) for backend in loaded.backends]
         inline = self._inline or _runs_inline(settings, spec, loaded.report)
-        pool: Pool = InlinePool(runners[0], self._clock) if inline else ThreadPool(name, runners, self._clock)
+        pool: Pool
+        if inline:
+            pool = InlinePool(runners[0], self._clock)
+            for spare in runners[1:]:
+                spare.close()
+        else:
+            pool = ThreadPool(name, runners, self._clock)
         return Lane(
             name,
             settings.version,
