@@ -38,8 +38,10 @@ async def in_thread(name: str, function: Callable[[], T], *, discard: Callable[[
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(deliver, result, error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
     result, error = await ended
+    thread.join(1.0)  # it has delivered and is about to end
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
