@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.testing.gates import Gate, gate
 
-__all__ = ["doubling", "gated", "python_model"]
+__all__ = ["doubling", "gated", "gated_model", "python_model"]
 
 _numbers = itertools.count(1)
 
@@ -34,20 +34,23 @@ def doubling(directory: Path, columns: int = 4) -> str:
     )
 
 
-def gated(directory: Path, columns: int = 4) -> tuple[str, Gate]:
-    """The same model behind a gate, which notes the rows of each call. Serve it with `probe = false`."""
+def gated_model(directory: Path, source: str) -> tuple[str, Gate]:
+    """Like `python_model`, with a gate of its own, which `source` knows as `GATE`. Serve it with `probe = false`."""
     name = f"gated-{next(_numbers)}"
-    path = python_model(
+    path = python_model(directory, f"from shoal.testing.gates import gate\nGATE = gate({name!r})\n" + textwrap.dedent(source))
+    return path, gate(name)
+
+
+def gated(directory: Path, columns: int = 4) -> tuple[str, Gate]:
+    """The model `y = 2 x` behind a gate, which notes the first number of each row of each call."""
+    return gated_model(
         directory,
         f"""
-        from shoal.testing.gates import gate
-
         class Model:
             inputs = {{"x": ("FP32", ({columns},))}}
             outputs = {{"y": ("FP32", ({columns},))}}
             def __call__(self, x):
-                gate({name!r}).enter(x[:, 0].tolist())
+                GATE.enter(x[:, 0].tolist())
                 return 2 * x
         """,
     )
-    return path, gate(name)
