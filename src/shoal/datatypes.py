@@ -77,8 +77,8 @@ class ModelSpec:
     `batchable` is False where no batch dimension exists or a probe refuted it; `unbatchable_reason` then says why, and every
     request runs alone with its whole shape. `platform` is the word shown in metadata, for example `onnxruntime_onnx`.
     `uses_parameters`: the model is handed each row's request parameters. `echo_parameters`: custom request parameters are
-    returned in the response. `labels` maps an output name to its class labels, for the classification extension. `steady`: how long a
-    run takes depends on the number of rows alone, so that what was measured while loading holds.
+    returned in the response. `labels` maps an output name to its class labels, for the classification extension. `steady`: how
+    long a run takes depends on the number of rows alone, so that what was measured while loading holds.
     """
 
     platform: str

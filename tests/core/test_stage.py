@@ -163,15 +163,6 @@ def test_misuse_is_named():
     check_invariants(scheduler)
 
 
-def test_completed_members_let_go_of_their_batch():
-    """After complete no ticket refers to its batch, so payloads are freed without the cyclic collector."""
-    puppet = PuppetDriver()
-    ticket = puppet.submit()
-    assert ticket.batch is puppet.running[0]
-    puppet.finish()
-    assert ticket.batch is None
-
-
 def test_cancel_of_a_running_or_ended_ticket_does_nothing():
     """A running ticket goes on (False) and still ends exactly once; an ended one stays as it is."""
     puppet = PuppetDriver()

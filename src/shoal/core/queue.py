@@ -167,6 +167,14 @@ class WaitQueue:
         stopped by a ticket that differs or does not fit.
         """
         members = batch.members
+        if not members and not self.mixed and not self.dead and len(self.lanes) == 1 and 0 < self.rows <= limit_rows:
+            members.extend(self.lanes[0])  # everything goes: no need to look at each ticket's size and signature
+            self.lanes[0].clear()
+            for ticket in members:
+                ticket.state = _STAGED
+            batch.rows, batch.signature = self.rows, self.signature
+            self.tickets = self.rows = 0
+            return False
         take = members.append
         taken = -len(members)
         rows = before = batch.rows
@@ -189,7 +197,6 @@ class WaitQueue:
                     signature = ticket.signature
                 rows += ticket.rows
                 ticket.state = staged
-                ticket.batch = batch
                 take(popleft())
             if stopped:
                 break
@@ -223,7 +230,6 @@ class WaitQueue:
                 else:
                     rows += ticket.rows
                     ticket.state = _STAGED
-                    ticket.batch = batch
                     members.append(ticket)
             lane.extendleft(reversed(passed))
             while lane and lane[0].state is not _WAITING:

@@ -66,6 +66,7 @@ class Scheduler:
         self._timers = ExpiryTimers()
         self._executors = executors
         self._stage = stage
+        self._one_lane = rules.levels == 1 and not rules.delay_expired and rules.default_timeout_ns == FOREVER
         self._draining = False
         self._staged: Batch | None = None
         self._staged_seen = 0  # tickets ever queued when the staged batch was last formed
@@ -138,7 +139,22 @@ class Scheduler:
         self._held_rows += rows
         self._held_bytes += size
         self._admitted += 1
-        self._enqueue(ticket, now_ns)
+        if not self._one_lane or ticket.deadline_ns is not None or rows > rules.limit_rows:
+            self._enqueue(ticket, now_ns)
+            return None
+        # What `_enqueue` and `WaitQueue.put` come to where nothing can expire and there is one lane: the hot path.
+        ticket.state = _WAITING
+        ticket.accepted_ns = now_ns
+        self._queued += 1
+        queue = self._queue
+        if not queue.tickets:
+            queue.signature = ticket.signature
+            queue.mixed = False
+        elif ticket.signature is not queue.signature and ticket.signature != queue.signature:
+            queue.mixed = True
+        queue.tickets += 1
+        queue.rows += rows
+        queue.lanes[0].append(ticket)
         return None
 
     def _submit_reserved(self, ticket: Ticket, now_ns: int) -> Refuse | None:
@@ -264,7 +280,6 @@ class Scheduler:
         # A new list: whoever still looks at the old one sees it whole.
         batch.members = [member for member in batch.members if member is not ticket]
         batch.rows -= ticket.rows
-        ticket.batch = None
         if not batch.members:
             batch.state = _B_DONE
             self._staged = None
@@ -387,7 +402,6 @@ class Scheduler:
     def _put_back(self, batch: Batch) -> None:
         for ticket in batch.members:
             ticket.state = _WAITING
-            ticket.batch = None
         self._queue.put_back(batch.members, batch.rows)
         self._staged = None
 
@@ -454,13 +468,13 @@ class Scheduler:
         self._staged = None
         self._run(batch, now_ns)
 
-    def complete(self, batch: Batch, now_ns: int) -> Sequence[Ticket]:
+    def complete(self, batch: Batch, now_ns: int, *, all_answered: bool = False) -> Sequence[Ticket]:
         """A RUNNING batch ended; its executor is free. Members' states are set by the caller (ANSWERED or FAILED).
 
         A member left RUNNING counts as answered and becomes so. Returns the cut tickets that ended by this, each once, in order:
         ANSWERED when the last of its `parts` was, FAILED as soon as one was; parts that still wait are then removed, and what
-        comes back of running ones is to be discarded. Members let go of `Ticket.batch`, so that nothing is left for the garbage
-        collector. Raises ValueError for a batch that does not run.
+        comes back of running ones is to be discarded. `all_answered` is the caller's word that it has set no state and that every
+        member was answered, which spares looking. Raises ValueError for a batch that does not run.
         """
         if batch not in self._running:
             raise ValueError("only a running batch can be completed")
@@ -470,9 +484,15 @@ class Scheduler:
         taken_ns = now_ns - batch.started_ns
         decayed_ns = self._service_ns - (self._service_ns >> 5)
         self._service_ns = max(taken_ns, decayed_ns, 1)
+        if all_answered and not batch.cut:
+            for ticket in batch.members:
+                ticket.state = _ANSWERED
+            requests = len(batch.members)
+            self._running_requests -= requests
+            self._answered += requests
+            return _NO_TICKETS
         others = 0
         for ticket in batch.members:
-            ticket.batch = None
             state = ticket.state
             if state is _ANSWERED:
                 continue

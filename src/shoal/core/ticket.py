@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from shoal.core.batch import Batch
+from shoal.core.rules import FOREVER
 
 
 class TicketState(IntEnum):
@@ -37,31 +36,33 @@ class Ticket:
     once by the engine with the ticket, never by the scheduler), `owner` (opaque, for `on_end`).
 
     Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
-    queue's timeout; 0 before it is queued), `lane` (its place in the wait queue), `batch`, `parts` (the pieces of a ticket larger
+    queue's timeout), `lane` (its place in the wait queue), `parts` (the pieces of a ticket larger
     than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
 
     Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
     """
 
+    # Seldom other than this. Kept out of every ticket's memory and construction, which are on the hot path.
+    lane: int = 0
+    parts: list[Ticket] | None = None
+    parent: Ticket | None = None
+    start_row: int = 0
+    error: Exception | None = None
+
     __slots__ = (
+        "__dict__",
         "accepted_ns",
         "answer",
         "answer_row",
-        "batch",
         "deadline_ns",
-        "error",
         "expiry_ns",
-        "lane",
         "level",
         "on_end",
         "owner",
-        "parent",
-        "parts",
         "payload",
         "payload_bytes",
         "rows",
         "signature",
-        "start_row",
         "state",
         "tenant",
     )
@@ -89,12 +90,6 @@ class Ticket:
         self.owner = owner
         self.state = TicketState.NEW
         self.accepted_ns = 0
-        self.expiry_ns = 0
-        self.lane = 0
-        self.batch: Batch | None = None
-        self.parts: list[Ticket] | None = None
-        self.parent: Ticket | None = None
-        self.start_row = 0
+        self.expiry_ns = FOREVER
         self.answer: Any = None
         self.answer_row = 0
-        self.error: Exception | None = None

@@ -57,7 +57,7 @@ class Settler:
                 discarded_rows += ticket.rows
                 accepted_sum_ns -= ticket.accepted_ns
         done_ns = outcome.done_ns
-        self._scheduler.complete(batch, done_ns)
+        self._scheduler.complete(batch, done_ns, all_answered=True)
         stats = self._stats
         stats.executed(outcome.runs)
         stats.succeeded(len(members) - discarded, accepted_sum_ns, batch.started_ns, done_ns, outcome.runs)

@@ -34,6 +34,7 @@ class Head:
         "infer_header_length",
         "keep_alive",
         "method",
+        "plain",
         "plan",
         "priority",
         "repeatable",
@@ -63,6 +64,8 @@ class Head:
         self.tenant: str | None = None
         self.error: BadRequest | None = None
         self.route: Any = None
+        # Asks for nothing that needs a look at each request: see `HttpServer.parse_head`.
+        self.plain = False
         # What the route made of the last body that came with this head, for the route to use again.
         self.plan: Any = None
         # False where another request with the same head is improbable or would need the parser's own state.

@@ -51,8 +51,8 @@ class HttpServer:
         self._parser = HeadParser()
         self._listener: asyncio.Server | None = None
         # Unique across restarts and replicas, and cheap: a random start, then counting.
-        self._request_prefix = os.urandom(6).hex().encode()
-        self._request_numbers = itertools.count(1)
+        self.request_prefix = os.urandom(6).hex().encode() + b"-"
+        self.request_numbers = itertools.count(1)
 
     async def start(self) -> int:
         """Bind and listen; returns the port. Raises ConfigError when the address or the certificate cannot be used."""
@@ -123,6 +123,11 @@ class HttpServer:
         if head.accept_encoding is not None:
             head.response_coding = choose_coding(head.accept_encoding)
         head.route = self.router.route(head)
+        head.plain = (
+            head.keep_alive
+            and not head.http_1_0
+            and all(value is None for value in (head.response_coding, head.request_id, head.timeout_ms, head.priority, head.tenant))
+        )
         if head.repeatable and len(block) <= _MAX_REPEATABLE_HEAD_BYTES:
             if len(self.heads) >= _MAX_HEADS:
                 self.heads.clear()
@@ -136,7 +141,7 @@ class HttpServer:
 
     def next_request_id(self) -> bytes:
         """A request id that no other request has."""
-        return b"%s-%x" % (self._request_prefix, next(self._request_numbers))
+        return b"%s%x" % (self.request_prefix, next(self.request_numbers))
 
     def count_error(self, error: ShoalError) -> None:
         """Every error answer is counted by its reason."""

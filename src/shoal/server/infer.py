@@ -23,7 +23,6 @@ from shoal.protocols.oip_json import (
     OutputTensor,
     decode_head,
     decode_raw,
-    encode_binary_head,
     encode_response,
     split_binary,
 )
@@ -63,7 +62,6 @@ class Plan:
         "signature",
         "single",
         "template",
-        "template_shapes",
         "timeout_ns",
     )
 
@@ -104,8 +102,28 @@ class Plan:
             and not spec.echo_parameters
             and all(binary and not k and spec.outputs[index].datatype != "BYTES" for index, binary, k in self.outputs)
         )
-        self.template: tuple[bytes, bytes, bool] | None = None
-        self.template_shapes: tuple[tuple[int, ...], ...] = ()
+        self.template: Template | None = None
+
+
+class Template:
+    """What all plain answers to one plan have in common: the HTTP head up to the request's number, and from there to the tensors.
+
+    `shapes` are the outputs' dimensions behind the rows for which it holds. `only` is the index of the model's output where it is
+    the only one and small enough to be sent in one piece; `size` is then the size of its rows in bytes.
+    """
+
+    __slots__ = ("front", "middle", "only", "shapes", "size")
+
+    def __init__(self, plan: Plan, answer: Answer, json: bytes, request_prefix: bytes) -> None:
+        size = sum(len(answer.view(index, 0, plan.rows)) for index, _, _ in plan.outputs)
+        self.front = (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+            b"Content-Length: %d\r\nx-request-id: %b" % (len(json), len(json) + size, request_prefix)
+        )
+        self.middle = b"\r\n\r\n" + json
+        self.shapes = answer.tail_shapes
+        self.size = size
+        self.only = plan.outputs[0][0] if len(plan.outputs) == 1 and size < _JOIN_BYTES and answer.batched else None
 
 
 class InferRoute:
@@ -165,18 +183,14 @@ class InferRoute:
             return
         payload = Payload((buffer[start + plan.json_bytes : stop],), plan.row_shapes, plan.parameters)
         exchange.plan = plan
-        ticket = exchange.ticket
-        if ticket is None:
+        on_end = self._on_end
+        if head.plain and plan.timeout_ns is None:
+            ticket = Ticket(plan.rows, plan.payload_bytes, plan.signature, payload, on_end, None, plan.priority, None, exchange)
+        else:
+            deadline_ns = self._deadline_ns(plan, head)
+            level = plan.priority or head.priority or 0
             ticket = Ticket(
-                plan.rows,
-                plan.payload_bytes,
-                plan.signature,
-                payload,
-                self._on_end,
-                None if plan.timeout_ns is None and head.timeout_ms is None else self._deadline_ns(plan, head),
-                plan.priority or head.priority or 0,
-                head.tenant,
-                exchange,
+                plan.rows, plan.payload_bytes, plan.signature, payload, on_end, deadline_ns, level, head.tenant, exchange
             )
         lane = plan.lane
         refuse = lane.submit(ticket)
@@ -214,8 +228,7 @@ class InferRoute:
             ticket.owner = exchange
             ticket.level = plan.priority or head.priority or 0
             ticket.tenant = head.tenant
-            if plan.timeout_ns is not None or head.timeout_ms is not None:
-                ticket.deadline_ns = self._deadline_ns(plan, head)
+            ticket.deadline_ns = self._deadline_ns(plan, head)
             refuse = lane.submit(ticket)
             if refuse is not None:
                 raise refusal_error(lane, refuse)
@@ -225,12 +238,12 @@ class InferRoute:
             exchange.release()
             exchange.fail(error)
 
-    def _deadline_ns(self, plan: Plan, head: Head) -> int:
-        """The smaller of the two timeouts that a request may bring, from now on."""
+    def _deadline_ns(self, plan: Plan, head: Head) -> int | None:
+        """The smaller of the two timeouts that a request may bring, from now on; None if it brings none."""
         timeouts_ns = [] if plan.timeout_ns is None else [plan.timeout_ns]
         if head.timeout_ms is not None:
             timeouts_ns.append(int(head.timeout_ms * _NS_PER_MS))
-        return self._clock() + min(timeouts_ns)
+        return self._clock() + min(timeouts_ns) if timeouts_ns else None
 
     def _decode(self, lane: Lane, head: Head, body: bytes | memoryview) -> tuple[Plan, Payload]:
         """A body's plan, made or remembered, and its tensors in the model's order."""
@@ -264,52 +277,37 @@ class InferRoute:
         """The ticket has its ending: answer."""
         exchange: Exchange = ticket.owner
         exchange.ticket = None
+        plan: Plan = exchange.plan
+        template = plan.template
+        server = exchange.connection.server
+        answer: Answer = ticket.answer
+        if ticket.error is not None or template is None or not exchange.head.plain or not exchange.keep_alive or server.draining:
+            self._finish_any(exchange, plan, ticket)
+            return
+        if template.shapes is not answer.tail_shapes:
+            if template.shapes != answer.tail_shapes:
+                self._finish_any(exchange, plan, ticket)
+                return
+            template.shapes = answer.tail_shapes  # the next look is a comparison of identities
+        exchange.answered = True
+        only = template.only
+        if only is not None:
+            size = template.size
+            start = ticket.answer_row * size // plan.rows
+            tensor = answer.views[only][start : start + size]  # type: ignore[index]  # None is for BYTES, which are not plain
+            response = b"%b%x%b%b" % (template.front, next(server.request_numbers), template.middle, tensor)  # type: ignore[str-format]
+            exchange.connection.send_one(exchange, response)
+            return
+        front = b"%b%x%b" % (template.front, next(server.request_numbers), template.middle)
+        tensors = [answer.view(index, ticket.answer_row, plan.rows) for index, _, _ in plan.outputs]
+        exchange.connection.send(exchange, [front, *tensors])
+
+    def _finish_any(self, exchange: Exchange, plan: Plan, ticket: Ticket) -> None:
+        """Every other answer: errors, outputs as JSON, classification, ids, parameters, compression, and the first of its kind."""
         if ticket.error is not None:
             error = ticket.error
             exchange.fail(error if isinstance(error, ShoalError) else ShoalError("internal error"))
             return
-        plan: Plan = exchange.plan
-        head = exchange.head
-        connection = exchange.connection
-        server = connection.server
-        if not plan.plain or head.response_coding is not None or not exchange.keep_alive or server.draining or head.http_1_0:
-            self._finish_any(exchange, plan, ticket)
-            return
-        answer: Answer = ticket.answer
-        start, rows = ticket.answer_row, ticket.rows
-        template = plan.template
-        if template is None or (plan.template_shapes is not answer.tail_shapes and plan.template_shapes != answer.tail_shapes):
-            template = plan.template = self._render_template(plan, answer, rows)
-            plan.template_shapes = answer.tail_shapes
-        front, middle, joined = template
-        parts: list[bytes | memoryview] = [front, head.request_id or server.next_request_id(), middle]
-        for index, _, _ in plan.outputs:
-            parts.append(answer.view(index, start, rows))
-        exchange.answered = True
-        if joined:
-            connection.send_one(exchange, b"".join(parts))
-        else:
-            connection.send(exchange, [b"".join(parts[:3]), *parts[3:]])
-
-    def _render_template(self, plan: Plan, answer: Answer, rows: int) -> tuple[bytes, bytes, bool]:
-        """The response up to the request id, from there up to the first tensor, and whether all of it is small."""
-        lane = plan.lane
-        outputs = []
-        total = 0
-        for index, _, _ in plan.outputs:
-            spec = lane.spec.outputs[index]
-            size = len(answer.view(index, 0, rows))
-            total += size
-            outputs.append((spec.name, spec.datatype, answer.shape(index, rows), size))
-        json = encode_binary_head(lane.name, lane.version, None, outputs)
-        front = (
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
-            b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\nx-request-id: " % (len(json), len(json) + total)
-        )
-        return front, b"\r\n\r\n" + json, total < _JOIN_BYTES
-
-    def _finish_any(self, exchange: Exchange, plan: Plan, ticket: Ticket) -> None:
-        """Outputs as JSON, classification, ids, echoed parameters, compression: everything that is not the plain binary answer."""
         lane = plan.lane
         spec = lane.spec
         answer, start, rows = ticket.answer, ticket.answer_row, ticket.rows
@@ -335,6 +333,8 @@ class InferRoute:
         except ShoalError as error:
             exchange.fail(error)
             return
+        if plan.plain:
+            plan.template = Template(plan, answer, json, exchange.connection.server.request_prefix)
         if buffers:
             exchange.answer(
                 b"".join((json, *buffers)),
