@@ -52,11 +52,18 @@ class Server:
         for name, model in self.settings.models.items():
             await self.engine.load(name, model)
 
-    async def stop(self) -> bool:
-        """Refuse new requests, finish the accepted ones, close. False if the time for it ran out."""
+    def start_draining(self) -> None:
+        """From this moment on: not ready, and no new requests. `stop` does the rest."""
         self.router.draining = True
         if self.http is not None:
             self.http.draining = True
+        self.engine.draining = True
+        for lane in self.engine.lanes():
+            lane.start_draining()
+
+    async def stop(self) -> bool:
+        """Refuse new requests, finish the accepted ones, close. False if the time for it ran out."""
+        self.start_draining()
         finished = await self.engine.drain(self.settings.server.drain_timeout_ms)
         if self.http is not None:
             await self.http.close(_CLOSE_GRACE_SECONDS if finished else 0.0)
@@ -82,12 +89,13 @@ async def _serve(settings: Settings, out: TextIO) -> int:
         if signals > 1:
             print("stopped at once", file=out, flush=True)
             os._exit(128 + number)
+        server.start_draining()
         print("draining; a second signal stops at once", file=out, flush=True)
         stopping.set()
 
+    server = Server(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    server = Server(settings)
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(stopping.wait())
     await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
