@@ -54,7 +54,7 @@ def test_in_company_as_alone(tmp_path: Path) -> None:
             {"seen": ["[('id', '123')]"]},
             {"seen": ["[('flag', True), ('id', 123)]"]},
         ]
-        assert [list(name["name"] for name in answer.json()["outputs"]) for answer in company][2] == ["scores", "labels"]
+        assert [output["name"] for output in company[2].json()["outputs"]] == ["scores", "labels"]
         assert [answer.json().get("parameters") for answer in company] == [
             None,
             None,

@@ -40,9 +40,7 @@ def test_interleaved(tmp_path: Path) -> None:
         plan = [(number, *targets[number % 5]) for number in range(150)]
         for start in range(0, 150, 50):
             turn = plan[start : start + 50]
-            client.send(
-                b"".join(infer(name, {"x": np.array([[n]], np.float32)}, version=version) for n, name, version, _ in turn)
-            )
+            client.send(b"".join(infer(name, {"x": np.array([[n]], np.float32)}, version=version) for n, name, version, _ in turn))
             for number, name, version, amount in turn:
                 answer = client.response()
                 assert answer.tensors()["y"].tolist() == [[number + amount]]
