@@ -46,7 +46,7 @@ def held(tmp_path: Path) -> Iterator[tuple[ThreadedServer, Gate]]:
 @pytest.mark.parametrize("beginning", [b"G", b"GET /v2 HTTP/1.1\r\nHost: x\r\n", b"POST /v2/models/m/infer HTTP/1.1\r\nConte"])
 def test_slow_head(tmp_path: Path, beginning: bytes) -> None:
     """A head that does not arrive in time is answered 408, and the connection ends."""
-    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=50.0)
+    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=200.0)
     with running_server(settings) as server, RawClient(server.port) as client:
         answer = client.ask(beginning)
         assert answer.status == 408
@@ -73,7 +73,7 @@ def test_slow_body(tmp_path: Path, chunked: bool) -> None:
 
 def test_dribbling_does_not_extend_the_time(tmp_path: Path) -> None:
     """The whole head must arrive in time, not just a byte of it now and then."""
-    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=50.0)
+    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=200.0)
     with running_server(settings) as server, RawClient(server.port) as client:
         client.send(b"GET /v2 HTTP/1.1\r\nx: ")
         client.socket.settimeout(0.005)
@@ -89,7 +89,7 @@ def test_dribbling_does_not_extend_the_time(tmp_path: Path) -> None:
 
 def test_silent_connections_end(tmp_path: Path) -> None:
     """A connection on which nothing was ever sent ends after the head's time, one that has been used after the idle time."""
-    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=400.0, idle_timeout_ms=50.0)
+    settings = local_settings({"m": doubling(tmp_path)}, header_timeout_ms=600.0, idle_timeout_ms=50.0)
     with running_server(settings) as server:
         with RawClient(server.port) as client:
             assert client.at_end()
@@ -102,7 +102,7 @@ def test_silent_connections_end(tmp_path: Path) -> None:
 def test_waiting_for_the_model_is_not_idleness(tmp_path: Path) -> None:
     """However long the model takes, the client that waits for it is not cut off by the timeouts of heads, bodies or idleness."""
     path, gate = gated(tmp_path)
-    settings = local_settings({"held": path}, header_timeout_ms=30.0, body_timeout_ms=30.0, idle_timeout_ms=30.0)
+    settings = local_settings({"held": path}, header_timeout_ms=200.0, body_timeout_ms=50.0, idle_timeout_ms=50.0)
     with running_server(settings) as server, RawClient(server.port) as client:
         client.send(infer("held", {"x": row(1)}))
         gate.wait_entered()
