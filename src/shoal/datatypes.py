@@ -78,7 +78,8 @@ class ModelSpec:
     request runs alone with its whole shape. `platform` is the word shown in metadata, for example `onnxruntime_onnx`.
     `uses_parameters`: the model is handed each row's request parameters. `echo_parameters`: custom request parameters are
     returned in the response. `labels` maps an output name to its class labels, for the classification extension. `steady`: how
-    long a run takes depends on the number of rows alone, so that what was measured while loading holds.
+    long a run takes depends on the number of rows alone, so that what was measured while loading holds. `reads_only`: a run never
+    writes to its inputs, so they may be the client's own bytes.
     """
 
     platform: str
@@ -90,6 +91,7 @@ class ModelSpec:
     echo_parameters: bool = False
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steady: bool = False
+    reads_only: bool = False
 
 
 def serialize_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:

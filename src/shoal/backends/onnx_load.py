@@ -136,6 +136,7 @@ def _describe(path: Path, session: ort.InferenceSession) -> ModelSpec:
         batchable=reason is None,
         unbatchable_reason=reason,
         labels=_labels(path, session, outputs),
+        reads_only=True,
         # Dimensions that clients choose, and strings of any length, make the time a client's choice as well.
         steady=reason is None and all(-1 not in tensor.row_shape and tensor.datatype != "BYTES" for tensor in inputs),
     )

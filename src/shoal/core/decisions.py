@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.core.batch import Batch
 from shoal.core.ticket import Ticket
@@ -29,8 +30,7 @@ class Expire:
     tickets: list[Ticket]
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """A ticket was not accepted.
 
     `reason` is a word of the error table (`queue_full`, `too_large`, `draining`, `bad_request`); `bound` names the limit that was

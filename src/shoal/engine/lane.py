@@ -40,6 +40,8 @@ _NEVER: Final = 1 << 62
 _NS_PER_SECOND: Final = 1e9
 _NS_PER_MS: Final = 1e6
 _MAX_JITTER: Final = 0.2
+_BLIND_HINT_MS: Final = 1000
+_MAX_HINT_MS: Final = 60_000
 
 
 class Lane:
@@ -68,6 +70,7 @@ class Lane:
         clock: Callable[[], int] = time.monotonic_ns,
         wall_clock: Callable[[], float] = time.time,
         join: Callable[[Sequence[tuple[Any, int, int]]], Any] = join_answers,
+        expected_rows_per_second: float | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -82,6 +85,7 @@ class Lane:
         self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
         self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
+        self._expected_rate = expected_rows_per_second
         self._context = contextvars.Context()  # callbacks must not see the variables of whoever happened to submit
         self._poll_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -343,6 +347,11 @@ class Lane:
         return self._scheduler.full
 
     @property
+    def waiting_requests(self) -> int:
+        """Requests that wait for an executor."""
+        return self._scheduler.waiting_requests
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is reserved, waits or runs."""
         return self._scheduler.idle
@@ -362,11 +371,23 @@ class Lane:
             "max_queue_bytes": queue.max_queue_bytes,
         }
 
-    def retry_after_ms(self) -> int | None:
-        """When a refused client may try again: backlog ÷ measured rate, lengthened by chance; None before anything was measured."""
+    def retry_after_ms(self) -> int:
+        """When a refused client may try again: backlog ÷ measured rate, lengthened by chance, rounded up to two digits.
+
+        Before anything was measured under load, the rate is the one that was expected from loading the model, or else the hint is
+        `_BLIND_HINT_MS`.
+        """
         backlog_rows = self._scheduler.waiting_rows + self._running_rows
-        jitter = random.random() * _MAX_JITTER
-        return self._drain_rate.retry_after_ms(backlog_rows, self._clock(), jitter=jitter)
+        stretch = random.random() * _MAX_JITTER
+        hint_ms = self._drain_rate.retry_after_ms(backlog_rows, self._clock(), jitter=stretch)
+        if hint_ms is None:
+            hint_ms = _BLIND_HINT_MS
+            if self._expected_rate is not None:
+                hint_ms = min(max(1, int((1 + stretch) * backlog_rows * 1000 / self._expected_rate)), _MAX_HINT_MS)
+        if hint_ms < 100:
+            return hint_ms
+        step = 10 if hint_ms < 1000 else 100 if hint_ms < 10_000 else 1000
+        return -(-hint_ms // step) * step
 
     def rows_per_second(self) -> float | None:
         """How fast the lane drains while it has a backlog; None before anything was measured."""

@@ -193,6 +193,7 @@ class Engine:
             queue=settings.queue,
             stage=settings.stage,
             clock=self._clock,
+            expected_rows_per_second=_expected_rate(settings, loaded.report),
         )
 
     async def unload(self, name: str, version: str | None = None) -> None:
@@ -321,6 +322,14 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
         loaded.close()
         raise
     return _Loaded(backends, report)
+
+
+def _expected_rate(settings: ModelSettings, report: ProbeReport | None) -> float | None:
+    """Rows per second in full batches on all instances, as far as the probe could tell."""
+    if report is None or not report.timings_ns:
+        return None
+    rows, time_ns = max(report.timings_ns.items())
+    return settings.instances * rows * 1e9 / max(time_ns, 1)
 
 
 def _runs_inline(settings: ModelSettings, spec: ModelSpec, report: ProbeReport | None) -> bool:

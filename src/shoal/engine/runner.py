@@ -25,7 +25,7 @@ class TensorRunner:
         self._backend = backend
         self._spec = backend.spec
         self._uses_parameters = backend.spec.uses_parameters
-        self._assembler = Assembler(backend.spec, max_rows)
+        self._assembler = Assembler(backend.spec, max_rows, share_single=backend.spec.reads_only)
         self._clock = clock
 
     def run(self, members: Sequence[Ticket]) -> Result:

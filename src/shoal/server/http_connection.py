@@ -17,8 +17,6 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
-import numpy as np
-
 from shoal.errors import BadRequest, ShoalError, TooLarge
 from shoal.server.http_exchange import Exchange
 from shoal.server.http_head import Head
@@ -359,7 +357,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return start
         if head.expect_continue:
             self.transport.write(_CONTINUE)
-        target = np.empty(length, dtype=np.uint8).data
+        target = self.server.bodies.take(length, head.infer_header_length or 0)
         present = stop - start
         target[:present] = self.server.window[start:stop]
         self._exchange, self._target, self._filled = exchange, target, present
@@ -371,6 +369,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange, body = self._exchange, self._target
         assert exchange is not None
         self._exchange = self._target = None
+        exchange.body = body
         exchange.head.route.receive(exchange, body)
         self._update_reading()
 

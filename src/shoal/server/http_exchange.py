@@ -36,6 +36,7 @@ _REASONS: Final = {
 
 # Up to this size the head and the body go out as one buffer; beyond, the copy would cost more than a second buffer does.
 _JOIN_BYTES: Final = 16 << 10
+_COMPRESS_BYTES: Final = 1 << 10
 
 Buffer = bytes | memoryview
 
@@ -44,10 +45,11 @@ class Exchange:
     """A request from its head on, until its response is handed to the connection. Answered exactly once.
 
     `ticket` and `lane` are set while an inference is queued or running, so that a vanished client can be taken out of the queue;
-    `plan` belongs to the inference route. `response` is set while an answer waits for older ones on the same connection.
+    `plan` belongs to the inference route. `body` is memory of the server's pool, to be given back when the body has served.
+    `response` is set while an answer waits for older ones on the same connection.
     """
 
-    __slots__ = ("answered", "connection", "head", "keep_alive", "lane", "plan", "response", "ticket")
+    __slots__ = ("answered", "body", "connection", "head", "keep_alive", "lane", "plan", "response", "ticket")
 
     def __init__(self, connection: HttpConnection, head: Head) -> None:
         self.connection = connection
@@ -58,6 +60,7 @@ class Exchange:
         self.ticket: Ticket | None = None
         self.lane: Lane | None = None
         self.plan: Any = None
+        self.body: memoryview | None = None
 
     def request_id(self) -> bytes:
         """The client's own `x-request-id`, or a fresh one."""
@@ -77,38 +80,49 @@ class Exchange:
         headers: Sequence[tuple[str, str]] = (),
         compress: bool = False,
     ) -> None:
-        """Answer with one body; with `compress`, in the coding that the client asked for.
+        """Answer with one body; with `compress`, in the coding that the client accepts.
 
         Only answers of inference are compressed: some clients say that they accept codings and then read everything else, and every
-        error, as it comes.
+        error, as it comes. Where no coding was asked for by name, only JSON of some size is worth the time; tensors hardly shrink.
         """
         coding = self.head.response_coding if compress else None
+        if coding is not None and not self.head.coding_asked:
+            coding = coding if content_type == b"application/json" and len(body) >= _COMPRESS_BYTES else None
         if coding is not None and body:
             body = encode_content(coding, body)
             headers = (*headers, ("Content-Encoding", coding))
-        head = self.render_head(status, content_type, len(body), headers)
+        before, after = self.render_head(status, content_type, len(body), headers)
+        head = b"%b%b%b" % (before, self.request_id(), after)
         if self.head.method == b"HEAD":
             self.send([head])
         else:
             self.send([head + body] if len(body) < _JOIN_BYTES else [head, body])
 
-    def render_head(self, status: int, content_type: bytes, length: int, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-        """The response head, blank line included."""
+    def render_head(
+        self, status: int, content_type: bytes, length: int, headers: Sequence[tuple[str, str]] = ()
+    ) -> tuple[bytes, bytes]:
+        """The response head up to the request id, and from there to the blank line."""
         if self.connection.server.draining and self.connection.pipeline[-1] is self:
             self.keep_alive = False
         lines = [
             b"HTTP/1.1 %d %s" % (status, _REASONS.get(status, b"Status")),
             b"Content-Type: " + content_type,
             b"Content-Length: %d" % length,
-            b"x-request-id: " + self.request_id(),
         ]
         lines.extend(f"{name}: {value}".encode("latin-1") for name, value in headers)
         if not self.keep_alive:
             lines.append(b"Connection: close")
         elif self.head.http_1_0:
             lines.append(b"Connection: keep-alive")
-        lines.append(b"\r\n")
-        return b"\r\n".join(lines)
+        lines.append(b"x-request-id: ")
+        return b"\r\n".join(lines), b"\r\n\r\n"
+
+    def render_error(self, error: ShoalError) -> tuple[bytes, bytes]:
+        """The whole answer with an error, before and after the request id."""
+        body = error_body(error)
+        status = http_status(error, overload_status=self.connection.server.settings.overload_status)
+        before, after = self.render_head(status, b"application/json", len(body), retry_headers(error))
+        return before, after + body
 
     def fail(self, error: ShoalError, status: int | None = None) -> None:
         """Answer with an error; `status` overrides the one of the error table (408 and 431, which only HTTP knows)."""

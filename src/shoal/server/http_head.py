@@ -26,6 +26,7 @@ class Head:
     __slots__ = (
         "accept_encoding",
         "chunked",
+        "coding_asked",
         "content_encoding",
         "content_length",
         "error",
@@ -57,7 +58,10 @@ class Head:
         self.infer_header_length: int | None = None
         self.content_encoding: str | None = None
         self.accept_encoding: str | None = None
-        self.response_coding: str | None = None  # chosen from accept_encoding once the head is complete
+        # Chosen from accept_encoding once the head is complete. A client that names one coding asks for it; a list is what HTTP
+        # libraries send on their own.
+        self.response_coding: str | None = None
+        self.coding_asked = False
         self.request_id: bytes | None = None
         self.timeout_ms: float | None = None
         self.priority: int | None = None

@@ -13,6 +13,7 @@ from typing import Final
 from shoal.config.settings import ServerSettings
 from shoal.errors import BadRequest, ConfigError, ShoalError
 from shoal.protocols.content_coding import choose_coding
+from shoal.server.body_pool import BodyPool
 from shoal.server.endpoints import Router
 from shoal.server.http_connection import HttpConnection
 from shoal.server.http_head import Head
@@ -23,6 +24,7 @@ __all__ = ["HttpServer"]
 _log = logging.getLogger("shoal.http")
 
 _RECEIVE_BUFFER_BYTES: Final = 256 << 10
+_KEPT_BODY_BYTES: Final = 64 << 20
 _SMALL_WINDOW_BYTES: Final = 4 << 10
 _MAX_HEADS: Final = 256
 _MAX_REPEATABLE_HEAD_BYTES: Final = 1024
@@ -42,6 +44,7 @@ class HttpServer:
         self.buffer = bytearray(_RECEIVE_BUFFER_BYTES)
         self.window = memoryview(self.buffer)
         self.small_window = self.window[:_SMALL_WINDOW_BYTES]
+        self.bodies = BodyPool(_KEPT_BODY_BYTES)
         self.heads: dict[bytes, Head] = {}
         self.connections: set[HttpConnection] = set()
         self.draining = False
@@ -122,11 +125,13 @@ class HttpServer:
         head = self._parser.parse(block.lstrip(b"\r\n"))
         if head.accept_encoding is not None:
             head.response_coding = choose_coding(head.accept_encoding)
+            head.coding_asked = head.response_coding is not None and "," not in head.accept_encoding
         head.route = self.router.route(head)
         head.plain = (
             head.keep_alive
             and not head.http_1_0
-            and all(value is None for value in (head.response_coding, head.request_id, head.timeout_ms, head.priority, head.tenant))
+            and not head.coding_asked
+            and all(value is None for value in (head.request_id, head.timeout_ms, head.priority, head.tenant))
         )
         if head.repeatable and len(block) <= _MAX_REPEATABLE_HEAD_BYTES:
             if len(self.heads) >= _MAX_HEADS:

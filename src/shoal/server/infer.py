@@ -35,6 +35,7 @@ from shoal.tensors.signature import bind
 __all__ = ["InferRoute", "refusal_error"]
 
 _MAX_PLANS: Final = 256
+_MAX_REFUSALS: Final = 256
 _MAX_PLAN_KEY_BYTES: Final = 4096
 _JOIN_BYTES: Final = 16 << 10
 _NS_PER_US: Final = 1_000
@@ -140,6 +141,7 @@ class InferRoute:
         self._lane: Lane | None = None
         self._epoch = -1
         self._plans: dict[bytes, Plan] = {}
+        self._refusals: dict[tuple[Refuse, int, int], tuple[bytes, bytes]] = {}
         self._on_end = self._finish
 
     def _current_lane(self) -> Lane:
@@ -152,6 +154,7 @@ class InferRoute:
             if lane is not self._lane:
                 self._lane = lane
                 self._plans = {}
+                self._refusals = {}
         return lane
 
     def reserve(self, exchange: Exchange) -> ShoalError | None:
@@ -198,7 +201,7 @@ class InferRoute:
             exchange.ticket = ticket
             exchange.lane = lane
         else:
-            exchange.fail(refusal_error(lane, refuse))
+            self._refuse(exchange, lane, refuse)
 
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
         """The body is here: make it a ticket, or answer with what is wrong with it."""
@@ -215,7 +218,8 @@ class InferRoute:
                     # Refused without looking at the body, as a request is whose body has not arrived.
                     refuse = lane.reserve(ticket)
                     if refuse is not None:
-                        raise refusal_error(lane, refuse)
+                        self._refuse(exchange, lane, refuse)
+                        return
             head = exchange.head
             if head.content_encoding is not None:
                 body = decode_content(head.content_encoding, body, self._limits.max_request_bytes)
@@ -237,6 +241,25 @@ class InferRoute:
         except ShoalError as error:
             exchange.release()
             exchange.fail(error)
+
+    def _refuse(self, exchange: Exchange, lane: Lane, refuse: Refuse) -> None:
+        """Answer a refusal. While a queue is full thousands are alike but for their ids, so their answers are rendered once."""
+        server = exchange.connection.server
+        if refuse.reason != "queue_full" or not exchange.head.plain or exchange.ticket is not None or server.draining:
+            exchange.fail(refusal_error(lane, refuse))
+            return
+        hint_ms = lane.retry_after_ms()
+        key = (refuse, hint_ms, lane.waiting_requests)
+        rendered = self._refusals.get(key)
+        if rendered is None:
+            if len(self._refusals) >= _MAX_REFUSALS:
+                self._refusals.clear()
+            rendered = self._refusals[key] = exchange.render_error(refusal_error(lane, refuse, hint_ms))
+        server.errors["queue_full"] += 1
+        exchange.answered = True
+        exchange.connection.send_one(
+            exchange, b"%b%b%x%b" % (rendered[0], server.request_prefix, next(server.request_numbers), rendered[1])
+        )
 
     def _deadline_ns(self, plan: Plan, head: Head) -> int | None:
         """The smaller of the two timeouts that a request may bring, from now on; None if it brings none."""
@@ -277,6 +300,9 @@ class InferRoute:
         """The ticket has its ending: answer."""
         exchange: Exchange = ticket.owner
         exchange.ticket = None
+        if exchange.body is not None and ticket.parts is None:  # its rows have been copied into a batch that is done
+            exchange.connection.server.bodies.give(exchange.body)
+            exchange.body = None
         plan: Plan = exchange.plan
         template = plan.template
         server = exchange.connection.server
@@ -346,12 +372,12 @@ class InferRoute:
             exchange.answer(json, compress=True)
 
 
-def refusal_error(lane: Lane, refuse: Refuse) -> ShoalError:
-    """What a refusal of the scheduler means to the client."""
+def refusal_error(lane: Lane, refuse: Refuse, hint_ms: int | None = None) -> ShoalError:
+    """What a refusal of the scheduler means to the client; `hint_ms` if the hint has been drawn already."""
     if refuse.reason == "queue_full":
         queue = lane.queue_state()
         message = f'the queue of model "{lane.name}" is full: {refuse.used} of {refuse.limit} {refuse.bound} are taken'
-        return QueueFull(message, retry_after_ms=lane.retry_after_ms(), queue=queue)
+        return QueueFull(message, retry_after_ms=hint_ms or lane.retry_after_ms(), queue=queue)
     if refuse.reason == "overloaded":
         return Overloaded(f'model "{lane.name}" is overloaded', retry_after_ms=lane.retry_after_ms(), queue=lane.queue_state())
     if refuse.reason == "too_large":
