@@ -1,4 +1,4 @@
-"""Case 22, simple form: the hint is the backlog divided by the measured rate, lengthened by chance, rounded up to two digits, capped."""
+"""Case 22, simple form: the hint is backlog ÷ measured rate, lengthened by chance, rounded up to two digits, capped."""
 
 from __future__ import annotations
 

@@ -505,7 +505,7 @@ def test_room_held_before_closing_can_no_longer_be_used_after_it(run: Run) -> No
 
 
 def test_a_full_queue_refuses_and_says_what_it_knows(run: Run) -> None:
-    """Exact bound in rows; `full`, the counts and the description agree; a hint exists once a rate was measured."""
+    """Exact bound in rows; `full`, the counts and the description agree; the hint is blind until a rate was measured."""
 
     async def main() -> None:
         gate, endings = Gate(), Endings()
@@ -513,7 +513,7 @@ def test_a_full_queue_refuses_and_says_what_it_knows(run: Run) -> None:
         async with open_lane([FakeBackend(gate=gate)], queue=QueueSettings(max_queue_rows=4), clock=clock) as lane:
             submit(lane, endings, [0.0])
             await entered(gate, 1)
-            assert lane.retry_after_ms() is None
+            assert lane.retry_after_ms() == 1000  # nothing is known yet
             submit(lane, endings, [1.0, 2.0, 3.0])
             assert not lane.full
             refuse = lane.submit(tagged_ticket([4.0, 5.0], endings))

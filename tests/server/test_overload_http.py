@@ -78,7 +78,7 @@ def test_exactly_the_limit_is_accepted(tmp_path: Path) -> None:
 
 
 def test_what_a_refused_client_is_told(tmp_path: Path) -> None:
-    """The JSON body has the key that clients look for, the reason and the queue; the hint comes once the drain rate is known."""
+    """The JSON body has the key that clients look for, the reason and the queue, and a hint, also before any rate was measured."""
     with bounded(tmp_path, 3) as (server, gate):
         with fill(server, gate, 3) as client, RawClient(server.port) as refused:
             answer = refused.ask(infer("m", {"x": row(9)}))
@@ -86,7 +86,7 @@ def test_what_a_refused_client_is_told(tmp_path: Path) -> None:
             assert (answer.status, told["reason"]) == (429, "queue_full")
             assert told["queue"]["waiting_rows"] == 3 and told["queue"]["max_queue_rows"] == 3
             assert '"m" is full: 3 of 3 rows' in told["error"]
-            assert "retry-after" not in answer.headers and "retry_after_ms" not in told  # nothing was served yet
+            assert (answer.headers["retry-after"], told["retry_after_ms"]) == ("1", 1000)  # nothing was served yet
             gate.open()
             assert [client.response().status for _ in range(4)] == [200] * 4
         gate.close()

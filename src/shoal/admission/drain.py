@@ -21,7 +21,7 @@ class DrainRate:
     recent `bins` bins that count are kept, however old: a rate that was measured is a better guess than none.
     """
 
-    __slots__ = ("_bins", "_keep", "_last_ns", "_open", "_rows", "_span_ns")
+    __slots__ = ("_bins", "_keep", "_last_ns", "_open", "_rows", "_span_ns", "ms_per_row")
 
     def __init__(self, bins: int = 10) -> None:
         self._keep = bins
@@ -29,6 +29,7 @@ class DrainRate:
         self._rows = 0
         self._span_ns = 0
         self._last_ns = 0  # of the previous report
+        self.ms_per_row: float | None = None  # the same as `rows_per_second`, for those who ask very often
         self._open = False  # whether a backlog remained after the previous report
 
     def record(self, rows: int, backlog_rows: int, now_ns: int) -> None:
@@ -58,6 +59,7 @@ class DrainRate:
         bins[-1][2] += span_ns
         self._rows += rows
         self._span_ns += span_ns
+        self.ms_per_row = self._span_ns / (self._rows * 1e6) if self._rows > 0 and self._span_ns > 0 else None
 
     def rows_per_second(self) -> float | None:
         """The average, or None before anything was served behind a backlog."""

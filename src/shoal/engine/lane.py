@@ -85,7 +85,7 @@ class Lane:
         self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
         self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
-        self._expected_rate = expected_rows_per_second
+        self._expected_ms_per_row = 1000 / expected_rows_per_second if expected_rows_per_second else None
         self._context = contextvars.Context()  # callbacks must not see the variables of whoever happened to submit
         self._poll_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -377,15 +377,17 @@ class Lane:
         Before anything was measured under load, the rate is the one that was expected from loading the model, or else the hint is
         `_BLIND_HINT_MS`.
         """
+        ms_per_row = self._drain_rate.ms_per_row
+        if ms_per_row is None:
+            if self._expected_ms_per_row is None:
+                return _BLIND_HINT_MS
+            ms_per_row = self._expected_ms_per_row
         backlog_rows = self._scheduler.waiting_rows + self._running_rows
-        stretch = random.random() * _MAX_JITTER
-        hint_ms = self._drain_rate.retry_after_ms(backlog_rows, self._clock(), jitter=stretch)
-        if hint_ms is None:
-            hint_ms = _BLIND_HINT_MS
-            if self._expected_rate is not None:
-                hint_ms = min(max(1, int((1 + stretch) * backlog_rows * 1000 / self._expected_rate)), _MAX_HINT_MS)
+        hint_ms = int(backlog_rows * ms_per_row * (1.0 + random.random() * _MAX_JITTER)) + 1
         if hint_ms < 100:
             return hint_ms
+        if hint_ms > _MAX_HINT_MS:
+            return _MAX_HINT_MS
         step = 10 if hint_ms < 1000 else 100 if hint_ms < 10_000 else 1000
         return -(-hint_ms // step) * step
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.engine.lane import Lane
     from shoal.server.http_connection import HttpConnection
 
-__all__ = ["Exchange"]
+__all__ = ["COMPRESS_BYTES", "Exchange"]
 
 _REASONS: Final = {
     200: b"OK",
@@ -36,7 +36,8 @@ _REASONS: Final = {
 
 # Up to this size the head and the body go out as one buffer; beyond, the copy would cost more than a second buffer does.
 _JOIN_BYTES: Final = 16 << 10
-_COMPRESS_BYTES: Final = 1 << 10
+COMPRESS_BYTES: Final = 1 << 10
+_COMPRESS_UNASKED_BYTES: Final = 256 << 10
 
 Buffer = bytes | memoryview
 
@@ -83,11 +84,12 @@ class Exchange:
         """Answer with one body; with `compress`, in the coding that the client accepts.
 
         Only answers of inference are compressed: some clients say that they accept codings and then read everything else, and every
-        error, as it comes. Where no coding was asked for by name, only JSON of some size is worth the time; tensors hardly shrink.
+        error, as it comes. Where no coding was asked for by name, small answers are not worth the time, and large ones
+        would take too much of it.
         """
         coding = self.head.response_coding if compress else None
         if coding is not None and not self.head.coding_asked:
-            coding = coding if content_type == b"application/json" and len(body) >= _COMPRESS_BYTES else None
+            coding = coding if COMPRESS_BYTES <= len(body) <= _COMPRESS_UNASKED_BYTES else None
         if coding is not None and body:
             body = encode_content(coding, body)
             headers = (*headers, ("Content-Encoding", coding))

@@ -26,7 +26,7 @@ from shoal.protocols.oip_json import (
     encode_response,
     split_binary,
 )
-from shoal.server.http_exchange import Exchange
+from shoal.server.http_exchange import COMPRESS_BYTES, Exchange
 from shoal.server.http_head import Head
 from shoal.tensors.payload import Payload
 from shoal.tensors.scatter import Answer
@@ -182,6 +182,12 @@ class InferRoute:
             or self._epoch != self._engine.epoch
             or not buffer.startswith(plan.key, start)
         ):
+            lane = self._lane
+            if lane is not None and self._epoch == self._engine.epoch and exchange.ticket is None and lane.full:
+                refuse = lane.reserve(Ticket())  # refused without looking at the body, as a request is whose body has not arrived
+                if refuse is not None:
+                    self._refuse(exchange, lane, refuse)
+                    return
             self.receive(exchange, bytes(memoryview(buffer)[start:stop]))
             return
         payload = Payload((buffer[start + plan.json_bytes : stop],), plan.row_shapes, plan.parameters)
@@ -307,7 +313,15 @@ class InferRoute:
         template = plan.template
         server = exchange.connection.server
         answer: Answer = ticket.answer
-        if ticket.error is not None or template is None or not exchange.head.plain or not exchange.keep_alive or server.draining:
+        head = exchange.head
+        if (
+            ticket.error is not None
+            or template is None
+            or not head.plain
+            or not exchange.keep_alive
+            or server.draining
+            or (head.response_coding is not None and template.size >= COMPRESS_BYTES)
+        ):
             self._finish_any(exchange, plan, ticket)
             return
         if template.shapes is not answer.tail_shapes:
