@@ -248,7 +248,7 @@ class Batcher(Generic[In, Out]):
         while waiting and lane is not None:
             call = waiting[0]
             if not call.future.done():
-                if lane.full:
+                if lane.is_full():
                     return
                 if lane.submit(call.new_ticket()) is not None:
                     call.ticket = None

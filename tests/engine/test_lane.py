@@ -188,7 +188,7 @@ def test_case_18_a_request_expires_on_time_behind_a_busy_executor_and_never_runs
             late = tagged_ticket([1.0], endings)
             assert lane.submit(late) is None
             lane.poll()
-            assert lane.full
+            assert lane.is_full()
             clock.advance(ms=99.999)
             lane.poll()
             assert endings.tickets == []
@@ -198,7 +198,7 @@ def test_case_18_a_request_expires_on_time_behind_a_busy_executor_and_never_runs
             assert late.state is TicketState.EXPIRED
             assert isinstance(late.error, DeadlineExceeded)
             assert "100.0 ms" in late.error.message
-            assert not lane.full
+            assert not lane.is_full()
             gate.open()
             await endings.wait(2)
             assert backend.calls == [[0.0]]
@@ -515,18 +515,18 @@ def test_a_full_queue_refuses_and_says_what_it_knows(run: Run) -> None:
             await entered(gate, 1)
             assert lane.retry_after_ms() == 1000  # nothing is known yet
             submit(lane, endings, [1.0, 2.0, 3.0])
-            assert not lane.full
+            assert not lane.is_full()
             refuse = lane.submit(tagged_ticket([4.0, 5.0], endings))
             assert refuse is not None
             assert (refuse.reason, refuse.bound, refuse.limit, refuse.used) == ("queue_full", "rows", 4, 3)
             submit(lane, endings, [4.0])
-            assert lane.full
+            assert lane.is_full()
             assert lane.queue_state()["waiting_rows"] == 4
             assert lane.stats.refused == {"queue_full": 1}
             clock.advance(ms=10)
             gate.let(1)
             await endings.wait(1)
-            assert not lane.full
+            assert not lane.is_full()
             # One row in 10 ms was measured, four rows run: 40 ms, and up to a fifth more by chance.
             hints = [lane.retry_after_ms() for _ in range(50)]
             assert all(hint is not None and 40 <= hint <= 49 for hint in hints)

@@ -113,6 +113,22 @@ class Scheduler:
         self._admitted += 1
         return None
 
+    def turn_away(self) -> Refuse | None:
+        """The refusal of a request of which nothing is known yet but that it has a row, and that there is no room for; else None."""
+        rules = self._rules
+        if self._held_rows >= rules.max_rows:
+            refusal = Refuse("queue_full", "rows", rules.max_rows, self._held_rows)
+        elif self._held_requests >= rules.max_requests:
+            refusal = Refuse("queue_full", "requests", rules.max_requests, self._held_requests)
+        elif self._held_bytes >= rules.max_bytes:
+            refusal = Refuse("queue_full", "bytes", rules.max_bytes, self._held_bytes)
+        else:
+            return None
+        if self._draining:
+            refusal = Refuse("draining", "draining", 0, self._held_requests)
+        self._refused[refusal.bound] = self._refused.get(refusal.bound, 0) + 1
+        return refusal
+
     def submit(self, ticket: Ticket, now_ns: int) -> Refuse | None:
         """Queue a NEW or RESERVED ticket; bounds are exact. A refused ticket is REFUSED and its reservation released.
 
@@ -583,8 +599,7 @@ class Scheduler:
         """The batches that run, in the order in which they were started."""
         return sorted(self._running, key=lambda batch: batch.started_ns)
 
-    @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether a request of one row would be refused now, draining apart."""
         rules = self._rules
         return self._held_requests >= rules.max_requests or self._held_rows >= rules.max_rows or self._held_bytes >= rules.max_bytes

@@ -83,6 +83,7 @@ class Lane:
         self._clock = clock
         self._loop = loop = asyncio.get_running_loop()
         self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
+        self.is_full = self._scheduler.is_full  # whether a request of one row would be refused now
         self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
         self._expected_ms_per_row = 1000 / expected_rows_per_second if expected_rows_per_second else None
@@ -102,6 +103,13 @@ class Lane:
     def reserve(self, ticket: Ticket) -> Refuse | None:
         """Hold room for a ticket whose body is still to be read. Ends with `submit` or `cancel`."""
         refuse = self._scheduler.reserve(ticket, self._clock())
+        if refuse is not None:
+            self.stats.refuse(refuse.reason)
+        return refuse
+
+    def turn_away(self) -> Refuse | None:
+        """Refuse a request of which nothing is known yet, if not even one row has room; None if it may come in."""
+        refuse = self._scheduler.turn_away()
         if refuse is not None:
             self.stats.refuse(refuse.reason)
         return refuse
@@ -286,7 +294,7 @@ class Lane:
 
     def _look_around(self) -> None:
         """Something has left: who waits for room, or for the end?"""
-        if self.on_room is not None and not self._scheduler.full:
+        if self.on_room is not None and not self.is_full():
             self.on_room()
         if self._waiters and self._scheduler.idle:
             waiters, self._waiters = self._waiters, []
@@ -340,11 +348,6 @@ class Lane:
         self._look_around()
 
     # ---------------------------------------------------------------- looking
-
-    @property
-    def full(self) -> bool:
-        """Whether a request of one row would be refused now."""
-        return self._scheduler.full
 
     @property
     def waiting_requests(self) -> int:

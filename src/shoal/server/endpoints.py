@@ -192,7 +192,7 @@ class Router:
         self._engine.check_ready()
         if self._settings.server.unready_when_full:
             for lane in self._engine.lanes():
-                if lane.full:
+                if lane.is_full():
                     raise NotReady(f'the queue of model "{lane.name}" is full')
         return b""
 

@@ -176,18 +176,18 @@ class InferRoute:
         """The body is `buffer[start:stop]`, and the buffer is used again: the shortest way for a request like the last one."""
         head = exchange.head
         plan = head.plan
+        lane = self._lane
+        if lane is not None and lane.is_full() and self._epoch == self._engine.epoch and exchange.ticket is None:
+            refuse = lane.turn_away()  # without a look at the body, as if it had not arrived
+            if refuse is not None:
+                self._refuse(exchange, lane, refuse)
+                return
         if (
             plan is None
             or stop - start != plan.body_bytes
             or self._epoch != self._engine.epoch
             or not buffer.startswith(plan.key, start)
         ):
-            lane = self._lane
-            if lane is not None and self._epoch == self._engine.epoch and exchange.ticket is None and lane.full:
-                refuse = lane.reserve(Ticket())  # refused without looking at the body, as a request is whose body has not arrived
-                if refuse is not None:
-                    self._refuse(exchange, lane, refuse)
-                    return
             self.receive(exchange, bytes(memoryview(buffer)[start:stop]))
             return
         payload = Payload((buffer[start + plan.json_bytes : stop],), plan.row_shapes, plan.parameters)
@@ -220,12 +220,10 @@ class InferRoute:
                 ticket = None
             if ticket is None:
                 ticket = Ticket()
-                if lane.full:
-                    # Refused without looking at the body, as a request is whose body has not arrived.
-                    refuse = lane.reserve(ticket)
-                    if refuse is not None:
-                        self._refuse(exchange, lane, refuse)
-                        return
+                refuse = lane.turn_away()  # without a look at the body, as if it had not arrived
+                if refuse is not None:
+                    self._refuse(exchange, lane, refuse)
+                    return
             head = exchange.head
             if head.content_encoding is not None:
                 body = decode_content(head.content_encoding, body, self._limits.max_request_bytes)
