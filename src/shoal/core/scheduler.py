@@ -114,7 +114,7 @@ class Scheduler:
         return None
 
     def turn_away(self) -> Refuse | None:
-        """The refusal of a request of which nothing is known yet but that it has a row, and that there is no room for; else None."""
+        """The refusal of a request of which no more is known than that it has a row, if there is no room for one; else None."""
         rules = self._rules
         if self._held_rows >= rules.max_rows:
             refusal = Refuse("queue_full", "rows", rules.max_rows, self._held_rows)

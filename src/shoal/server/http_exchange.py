@@ -46,11 +46,11 @@ class Exchange:
     """A request from its head on, until its response is handed to the connection. Answered exactly once.
 
     `ticket` and `lane` are set while an inference is queued or running, so that a vanished client can be taken out of the queue;
-    `plan` belongs to the inference route. `body` is memory of the server's pool, to be given back when the body has served.
+    `plan` and `infer_id` (the id in the request's JSON, where it was told apart from it) belong to the inference route. `body` is memory of the server's pool, to be given back when the body has served.
     `response` is set while an answer waits for older ones on the same connection.
     """
 
-    __slots__ = ("answered", "body", "connection", "head", "keep_alive", "lane", "plan", "response", "ticket")
+    __slots__ = ("answered", "body", "connection", "head", "infer_id", "keep_alive", "lane", "plan", "response", "ticket")
 
     def __init__(self, connection: HttpConnection, head: Head) -> None:
         self.connection = connection
@@ -62,6 +62,7 @@ class Exchange:
         self.lane: Lane | None = None
         self.plan: Any = None
         self.body: memoryview | None = None
+        self.infer_id: bytes | None = None
 
     def request_id(self) -> bytes:
         """The client's own `x-request-id`, or a fresh one."""

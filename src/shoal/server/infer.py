@@ -18,7 +18,6 @@ from shoal.engine.registry import Engine
 from shoal.errors import BadRequest, Draining, Overloaded, QueueFull, ShoalError, TooLarge
 from shoal.protocols.content_coding import decode_content
 from shoal.protocols.oip_json import (
-    InferHead,
     Limits,
     OutputTensor,
     decode_head,
@@ -28,103 +27,16 @@ from shoal.protocols.oip_json import (
 )
 from shoal.server.http_exchange import COMPRESS_BYTES, Exchange
 from shoal.server.http_head import Head
+from shoal.server.plan import Plan, Template, without_id
 from shoal.tensors.payload import Payload
 from shoal.tensors.scatter import Answer
-from shoal.tensors.signature import bind
 
 __all__ = ["InferRoute", "refusal_error"]
 
 _MAX_PLANS: Final = 256
 _MAX_REFUSALS: Final = 256
 _MAX_PLAN_KEY_BYTES: Final = 4096
-_JOIN_BYTES: Final = 16 << 10
-_NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
-
-
-class Plan:
-    """One shape of request to one model version; shared by all requests whose JSON is the same bytes."""
-
-    __slots__ = (
-        "body_bytes",
-        "head",
-        "json_bytes",
-        "key",
-        "lane",
-        "order",
-        "outputs",
-        "parameters",
-        "payload_bytes",
-        "plain",
-        "priority",
-        "repeatable",
-        "row_shapes",
-        "rows",
-        "signature",
-        "single",
-        "template",
-        "timeout_ns",
-    )
-
-    def __init__(self, lane: Lane, head: InferHead, key: bytes) -> None:
-        spec = lane.spec
-        binding = bind(spec, head.inputs)
-        self.lane = lane
-        self.head = head
-        self.key = key
-        self.json_bytes = len(key)
-        self.body_bytes = len(key) + head.total_bytes
-        # Whether the same JSON may come again: without an id of its own, and without tensors in it.
-        self.repeatable = head.cacheable and head.id is None
-        self.rows = binding.rows
-        self.signature = binding.signature
-        self.order = binding.order
-        self.row_shapes = binding.row_shapes
-        self.parameters = head.parameters
-        self.priority = head.priority
-        self.timeout_ns = None if head.timeout_us is None else head.timeout_us * _NS_PER_US
-        self.payload_bytes = head.total_bytes
-        names = {output.name: index for index, output in enumerate(spec.outputs)}
-        # (index of the model's output, binary?, classes)
-        self.outputs: list[tuple[int, bool, int]] = []
-        if head.outputs is None:
-            self.outputs = [(index, head.binary_default, 0) for index in range(len(names))]
-        else:
-            for wanted in head.outputs:
-                index = names.get(wanted.name, -1)
-                if index < 0:
-                    raise BadRequest(f'outputs: the model has no output "{wanted.name}"; it has {", ".join(sorted(names))}')
-                self.outputs.append((index, wanted.binary, wanted.classification))
-        # One binary tensor of fixed element size: the body behind the JSON is the payload.
-        self.single = head.single_slice
-        # Every output as it is, in binary: the response's JSON and head depend on the shapes alone.
-        self.plain = (
-            head.id is None
-            and not spec.echo_parameters
-            and all(binary and not k and spec.outputs[index].datatype != "BYTES" for index, binary, k in self.outputs)
-        )
-        self.template: Template | None = None
-
-
-class Template:
-    """What all plain answers to one plan have in common: the HTTP head up to the request's number, and from there to the tensors.
-
-    `shapes` are the outputs' dimensions behind the rows for which it holds. `only` is the index of the model's output where it is
-    the only one and small enough to be sent in one piece; `size` is then the size of its rows in bytes.
-    """
-
-    __slots__ = ("front", "middle", "only", "shapes", "size")
-
-    def __init__(self, plan: Plan, answer: Answer, json: bytes, request_prefix: bytes) -> None:
-        size = sum(len(answer.view(index, 0, plan.rows)) for index, _, _ in plan.outputs)
-        self.front = (
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
-            b"Content-Length: %d\r\nx-request-id: %b" % (len(json), len(json) + size, request_prefix)
-        )
-        self.middle = b"\r\n\r\n" + json
-        self.shapes = answer.tail_shapes
-        self.size = size
-        self.only = plan.outputs[0][0] if len(plan.outputs) == 1 and size < _JOIN_BYTES and answer.batched else None
 
 
 class InferRoute:
@@ -227,7 +139,7 @@ class InferRoute:
             head = exchange.head
             if head.content_encoding is not None:
                 body = decode_content(head.content_encoding, body, self._limits.max_request_bytes)
-            plan, ticket.payload = self._decode(lane, head, body)
+            plan, ticket.payload = self._decode(lane, exchange, body)
             exchange.plan = plan
             ticket.rows = plan.rows
             ticket.payload_bytes = plan.payload_bytes
@@ -272,8 +184,9 @@ class InferRoute:
             timeouts_ns.append(int(head.timeout_ms * _NS_PER_MS))
         return self._clock() + min(timeouts_ns) if timeouts_ns else None
 
-    def _decode(self, lane: Lane, head: Head, body: bytes | memoryview) -> tuple[Plan, Payload]:
+    def _decode(self, lane: Lane, exchange: Exchange, body: bytes | memoryview) -> tuple[Plan, Payload]:
         """A body's plan, made or remembered, and its tensors in the model's order."""
+        head = exchange.head
         json_bytes = head.infer_header_length
         if json_bytes is None:
             json_bytes = len(body)
@@ -281,15 +194,22 @@ class InferRoute:
             raise BadRequest(f"inference-header-content-length is {json_bytes}, but the body has {len(body)} bytes")
         elif json_bytes == 0:
             return self._bind(Plan(lane, decode_raw(lane.spec, len(body), self._limits), b""), body, 0)
-        key = bytes(body[:json_bytes])
-        plan = self._plans.get(key)
+        json = bytes(body[:json_bytes])
+        plan = self._plans.get(json)
+        if plan is None:
+            key, infer_id = without_id(json)
+            if infer_id is not None:
+                plan = self._plans.get(key)
+                if plan is None:
+                    decode_head(json, self._limits)  # the whole of it must be right, not only what is left without the id
+                exchange.infer_id = infer_id
         if plan is None:
             plan = Plan(lane, decode_head(key, self._limits), key)
             if plan.repeatable and json_bytes <= _MAX_PLAN_KEY_BYTES:
                 if len(self._plans) >= _MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
-        if plan.repeatable and plan.single and head.repeatable and head.content_encoding is None:
+        if plan.repeatable and plan.single and exchange.infer_id is None and head.repeatable and head.content_encoding is None:
             head.plan = plan
         return self._bind(plan, body, json_bytes)
 
@@ -329,6 +249,11 @@ class InferRoute:
             template.shapes = answer.tail_shapes  # the next look is a comparison of identities
         exchange.answered = True
         only = template.only
+        if exchange.infer_id is not None:
+            tensors = [answer.view(index, ticket.answer_row, plan.rows) for index, _, _ in plan.outputs]
+            front = template.front_with_id(exchange.infer_id, next(server.request_numbers))
+            exchange.connection.send(exchange, [front, *tensors] if only is None else [b"".join((front, *tensors))])
+            return
         if only is not None:
             size = template.size
             start = ticket.answer_row * size // plan.rows
@@ -366,13 +291,15 @@ class InferRoute:
                 )
             )
         parameters = plan.head.parameters if spec.echo_parameters else None
+        request_id = plan.head.id if exchange.infer_id is None else exchange.infer_id.decode("ascii")
         try:
-            json, buffers = encode_response(lane.name, lane.version, plan.head.id, parameters, outputs)
+            json, buffers = encode_response(lane.name, lane.version, request_id, parameters, outputs)
         except ShoalError as error:
             exchange.fail(error)
             return
         if plan.plain:
-            plan.template = Template(plan, answer, json, exchange.connection.server.request_prefix)
+            plain_json = json if request_id is None else encode_response(lane.name, lane.version, None, parameters, outputs)[0]
+            plan.template = Template(plan, answer, plain_json, exchange.connection.server.request_prefix)
         if buffers:
             exchange.answer(
                 b"".join((json, *buffers)),
