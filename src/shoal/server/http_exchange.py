@@ -46,8 +46,9 @@ class Exchange:
     """A request from its head on, until its response is handed to the connection. Answered exactly once.
 
     `ticket` and `lane` are set while an inference is queued or running, so that a vanished client can be taken out of the queue;
-    `plan` and `infer_id` (the id in the request's JSON, where it was told apart from it) belong to the inference route. `body` is memory of the server's pool, to be given back when the body has served.
-    `response` is set while an answer waits for older ones on the same connection.
+    `plan` and `infer_id` (the id in the request's JSON, where it was told apart from it) belong to the inference route. `body` is
+    memory of the server's pool, to be given back when the body has served. `response` is set while an answer waits for older ones
+    on the same connection.
     """
 
     __slots__ = ("answered", "body", "connection", "head", "infer_id", "keep_alive", "lane", "plan", "response", "ticket")

@@ -1,7 +1,7 @@
 """What requests of the same form have in common: the plan of a request, and the template of its answer. No sockets, no queue.
 
-Clients that send tensors in binary repeat the same JSON for every request, but for its id. So what was made of that JSON once is kept
-by its bytes (without the id), and the JSON of the answer likewise.
+Clients that send tensors in binary repeat the same JSON for every request, but for its id. So what was made of that JSON once is
+kept by its bytes (without the id), and the JSON of the answer likewise.
 """
 
 from __future__ import annotations
