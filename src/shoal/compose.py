@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -30,6 +31,18 @@ _SWITCH_INTERVAL_SECONDS: Final = 0.0005
 _CLOSE_GRACE_SECONDS: Final = 5.0
 
 
+def tune_interpreter() -> None:
+    """Settings of the whole process that a server wants: for the command line, not for those who embed one. Call it once loaded.
+
+    What is loaded stays, so the garbage collector need not look at it ever again; and as no request leaves cycles behind, looking
+    for them now and then is enough. A collection of everything would stand still for many milliseconds.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 class Server:
     """A whole server on the running event loop. `async with Server(settings) as server:` starts and, at the end, drains it.
 
@@ -46,7 +59,6 @@ class Server:
 
     async def start(self) -> None:
         """Bind, so that liveness can be asked from the first moment; then load. Raises ConfigError when a port is taken."""
-        sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
         self.http = HttpServer(self.settings.server, self.router)
         self.http_port = await self.http.start()
         for name, model in self.settings.models.items():
@@ -110,6 +122,7 @@ async def _serve(settings: Settings, out: TextIO) -> int:
             await server.engine.close()
             print(f"shoal: {error.message}", file=sys.stderr)
             return 1
+        tune_interpreter()
         budget = server.engine.thread_budget
         for line in startup_lines(settings, budget, {"http": server.http_port}, cpu_count=cpu_budget().cpus):
             print(line, file=out)
