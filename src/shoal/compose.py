@@ -127,6 +127,10 @@ async def _serve(settings: Settings, out: TextIO) -> int:
         for line in startup_lines(settings, budget, {"http": server.http_port}, cpu_count=cpu_budget().cpus):
             print(line, file=out)
         for status in server.engine.states:
+            if status.inline:
+                print(
+                    f"model {status.name} runs on the event loop: its largest batch takes less time than handing it over", file=out
+                )
             if status.state is not ModelState.READY:
                 print(f"model {status.name} is NOT ready: {status.reason}", file=out)
         out.flush()

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.backends.probe import ProbeReport
 from shoal.config.settings import BatchingSettings, ModelSettings
 from shoal.core.ticket import Ticket
 from shoal.datatypes import TensorSpec
-from shoal.engine.registry import Engine, ModelState, _Loaded
+from shoal.engine.registry import Engine, ModelState, _Loaded, _runs_inline
 from shoal.errors import NotReady, UnknownModel, UnknownVersion
 from shoal.tensors.payload import Payload
 from shoal.testing.gates import gate
@@ -292,7 +293,7 @@ def test_where_a_model_runs_is_a_setting_and_every_backend_is_closed_once(run: R
     async def main() -> None:
         endings = Endings()
         settings = ModelSettings(path="-", instances=2, execution=execution)
-        lane = Engine(cpus=1)._make_lane("m", settings, _Loaded(list(backends), None))
+        lane = Engine(cpus=1)._make_lane("m", settings, _Loaded(list(backends), None), execution == "inline")
         lane.submit(ticket_of([3.0], endings, columns=1))
         await endings.wait(1)
         assert first_column(endings.tickets[0]) == [7.0]
@@ -301,3 +302,26 @@ def test_where_a_model_runs_is_a_setting_and_every_backend_is_closed_once(run: R
         assert [backend.closed for backend in backends] == [1, 1]
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("steady", "largest_us", "settings", "inline"),
+    [
+        (True, 50, {}, True),
+        (True, 500, {}, False),  # dearer than a hand-over
+        (False, 50, {}, False),  # clients could make it dear
+        (True, None, {}, False),  # never measured
+        (True, 50, {"instances": 2}, False),
+        (True, 50, {"threads": 2}, False),
+        (True, 50, {"execution": "thread"}, False),
+        (False, 500, {"execution": "inline"}, True),
+    ],
+)
+def test_only_cheap_and_steady_models_run_on_the_loop_unasked(
+    steady: bool, largest_us: int | None, settings: dict[str, Any], inline: bool
+) -> None:
+    """`auto` takes the loop for a model whose time depends on rows alone and whose largest batch was measured to be cheap."""
+    backend = FakeBackend()
+    backend.spec = replace(backend.spec, steady=steady)
+    report = None if largest_us is None else ProbeReport(True, timings_ns={1: 1_000, 64: largest_us * 1_000})
+    assert _runs_inline(ModelSettings(path="-", **settings), _Loaded([backend], report)) is inline

@@ -49,7 +49,11 @@ class ModelState(Enum):
 
 @dataclass(slots=True)
 class ModelStatus:
-    """One model version as it stands. `reason` says why it is not ready; `threads` are the intra-op threads of one instance."""
+    """One model version as it stands.
+
+    `reason` says why it is not ready; `threads` are the intra-op threads of one instance; `inline` is true where it runs on the event
+    loop rather than in executor threads.
+    """
 
     name: str
     version: str
@@ -58,6 +62,7 @@ class ModelStatus:
     reason: str = ""
     lane: Lane | None = None
     threads: int = 1
+    inline: bool = False
     probe: ProbeReport | None = None
     warnings: tuple[str, ...] = field(default=())
 
@@ -148,7 +153,9 @@ class Engine:
             self._failed(status, error.message if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")
             return status
         old = status.lane
-        lane = self._make_lane(name, settings, loaded)
+        inline = self._inline or _runs_inline(settings, loaded)
+        lane = self._make_lane(name, settings, loaded, inline)
+        status.inline = inline
         status.settings, status.threads, status.lane, status.probe = settings, threads, lane, loaded.report
         status.state, status.reason = ModelState.READY, ""
         status.warnings = loaded.report.warnings if loaded.report is not None else ()
@@ -169,14 +176,13 @@ class Engine:
         if status.lane is None:
             status.state = ModelState.UNAVAILABLE
 
-    def _make_lane(self, name: str, settings: ModelSettings, loaded: _Loaded) -> Lane:
+    def _make_lane(self, name: str, settings: ModelSettings, loaded: _Loaded, inline: bool) -> Lane:
         spec = loaded.backends[0].spec
         batching = settings.batching
         if not spec.batchable:
             batching = msgspec.structs.replace(batching, max_batch_size=0)
         max_rows = max(1, batching.max_batch_size)
         runners = [TensorRunner(backend, max_rows, self._clock) for backend in loaded.backends]
-        inline = self._inline or _runs_inline(settings, spec, loaded.report)
         pool: Pool
         if inline:
             pool = InlinePool(runners[0], self._clock)
@@ -332,10 +338,11 @@ def _expected_rate(settings: ModelSettings, report: ProbeReport | None) -> float
     return settings.instances * rows * 1e9 / max(time_ns, 1)
 
 
-def _runs_inline(settings: ModelSettings, spec: ModelSpec, report: ProbeReport | None) -> bool:
+def _runs_inline(settings: ModelSettings, loaded: _Loaded) -> bool:
     """Whether a model runs on the loop: because the settings say so, or because it was seen to be cheaper than a hand-over."""
     if settings.execution != "auto" or settings.instances != 1:
         return settings.execution == "inline"
+    spec, report = loaded.backends[0].spec, loaded.report
     if not spec.steady or report is None or settings.threads not in (None, 1):
         return False
     largest = settings.batching.max_batch_size if spec.batchable else 1
