@@ -129,7 +129,7 @@ async def _serve(settings: Settings, out: TextIO) -> int:
         for status in server.engine.states:
             if status.inline:
                 print(
-                    f"model {status.name} runs on the event loop: its largest batch takes less time than handing it over", file=out
+                    f"model {status.name} runs on the event loop: its batches take less time than a hand-over", file=out
                 )
             if status.state is not ModelState.READY:
                 print(f"model {status.name} is NOT ready: {status.reason}", file=out)

@@ -266,7 +266,7 @@ def test_a_model_without_a_batch_dimension_runs_each_request_alone(run: Run, tmp
 
     async def main() -> None:
         endings = Endings()
-        lane = Engine(cpus=1)._make_lane("whole", ModelSettings(path="-"), _Loaded([backend], None))
+        lane = Engine(cpus=1)._make_lane("whole", ModelSettings(path="-"), _Loaded([backend], None), False)
         for value in (1.0, 2.0, 3.0):
             data = np.array([value, -value], np.float32).tobytes()
             lane.submit(Ticket(1, 8, "s", Payload((memoryview(data),), ((2,),)), endings))

@@ -158,7 +158,7 @@ def _check_model(name: str, model: ModelSettings, server: ServerSettings) -> Ite
         check.error("version", f'is {model.version!r}, must be a short word such as "1": it is part of addresses')
     check.at_least("instances", model.instances, 1)
     if model.execution == "inline" and model.instances > 1:
-        check.error("execution", 'a model that runs on the event loop has one instance; set instances = 1 or execution = "thread"')
+        check.error("execution", 'what runs on the event loop has one instance; set instances = 1 or execution = "thread"')
     check.at_least("threads", model.threads, 1)
     yield from check.found
     yield from _check_batching(f"{where}.batching", model.batching)

@@ -51,8 +51,8 @@ class ModelState(Enum):
 class ModelStatus:
     """One model version as it stands.
 
-    `reason` says why it is not ready; `threads` are the intra-op threads of one instance; `inline` is true where it runs on the event
-    loop rather than in executor threads.
+    `reason` says why it is not ready; `threads` are the intra-op threads of one instance; `inline` is true where it runs on the
+    event loop rather than in executor threads.
     """
 
     name: str
