@@ -13,6 +13,8 @@ from shoal.errors import BadRequest
 __all__ = ["Head", "set_header"]
 
 _MAX_KNOWN_SPELLINGS: Final = 512
+_MAX_KNOWN_NAME_BYTES: Final = 64
+_BLANKS: Final = b" \t"
 
 
 class Head:
@@ -77,7 +79,8 @@ class Head:
 
 
 def _integer(name: str, value: bytes, lowest: int, highest: int) -> int:
-    if not value.isdigit() or len(value) > 19 or not lowest <= (number := int(value)) <= highest:
+    digits = value.strip(_BLANKS)  # llhttp lets blanks stand behind a value
+    if not digits.isdigit() or len(digits) > 19 or not lowest <= (number := int(digits)) <= highest:
         raise BadRequest(f"header {name}: expected a whole number from {lowest} to {highest}, got {value[:64]!r}")
     return number
 
@@ -87,13 +90,17 @@ def _content_length(head: Head, value: bytes) -> None:
 
 
 def _transfer_encoding(head: Head, value: bytes) -> None:
-    head.chunked = True  # llhttp refuses every other coding, and a length beside it
+    # llhttp has seen to it that the last coding is `chunked` and that there is no length beside it.
+    known = not head.chunked and value.strip(_BLANKS).lower() == b"chunked"
+    head.chunked = True
     head.repeatable = False
+    if not known:
+        raise BadRequest(f"header transfer-encoding: only chunked is understood, once, got {value[:64]!r}")
 
 
 def _expect(head: Head, value: bytes) -> None:
     head.repeatable = False
-    if value.lower() != b"100-continue":
+    if value.strip(_BLANKS).lower() != b"100-continue":
         raise BadRequest(f"header expect: only 100-continue is understood, got {value[:64]!r}")
     head.expect_continue = True
 
@@ -171,7 +178,7 @@ def set_header(head: Head, name: bytes, value: bytes) -> None:
         setter = _spellings[name]
     except KeyError:
         setter = _SETTERS.get(name.lower())
-        if len(_spellings) < _MAX_KNOWN_SPELLINGS:
+        if len(_spellings) < _MAX_KNOWN_SPELLINGS and len(name) <= _MAX_KNOWN_NAME_BYTES:
             _spellings[name] = setter
     if setter is not None:
         try:

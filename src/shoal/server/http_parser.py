@@ -24,16 +24,17 @@ class HeadParser:
 
     def __init__(self) -> None:
         self._head = Head()
-        self._complete = 0
+        self._heads = 0
+        self._messages = 0
         self._parser = httptools.HttpRequestParser(self)
 
     def parse(self, block: bytes) -> Head:
         """Parse a head that ends with its blank line. Raises BadRequest for anything that llhttp refuses."""
         head = self._head = Head()
-        self._complete = 0
+        self._heads = self._messages = 0
         try:
             self._parser.feed_data(block)
-            if self._complete != 1:
+            if self._heads != 1:
                 raise BadRequest("not a valid HTTP request: incomplete head")
             self._get_back_in_step(head)
         except httptools.HttpParserUpgrade:
@@ -49,7 +50,11 @@ class HeadParser:
         return head
 
     def _get_back_in_step(self, head: Head) -> None:
-        """The parser now waits for a body that it will not see: show it a blank one, which is cheaper than a new parser."""
+        """The parser now waits for a body that it will not see: show it a blank one, which is cheaper than a new parser.
+
+        Raises BadRequest unless the message ends where `head.content_length` says: where the two ever differed, the parser would
+        take the beginning of somebody's next request for a body.
+        """
         length = head.content_length
         if not head.keep_alive or head.chunked or length > _MAX_BLANKS * len(_BLANK):
             self._parser = httptools.HttpRequestParser(self)
@@ -57,6 +62,8 @@ class HeadParser:
         while length > 0:
             self._parser.feed_data(_BLANK[:length])
             length -= len(_BLANK)
+        if self._messages != 1:
+            raise head.error or BadRequest("not a valid HTTP request: its end cannot be told")
 
     def on_url(self, url: bytes) -> None:  # noqa: D102 (httptools' interface)
         self._head.target += url
@@ -75,7 +82,10 @@ class HeadParser:
             head.expect_continue = False
         elif version != "1.1":
             raise BadRequest(f"not a valid HTTP request: version {version} is not spoken here, use HTTP/1.1")
-        self._complete += 1
+        self._heads += 1
+
+    def on_message_complete(self) -> None:  # noqa: D102
+        self._messages += 1
 
 
 class ChunkedBody:
