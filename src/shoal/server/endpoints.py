@@ -32,6 +32,8 @@ __all__ = ["Router"]
 
 _log = logging.getLogger("shoal")
 _MAX_ROUTES: Final = 1024
+_MAX_TARGET_BYTES: Final = 512  # longer ones are not remembered
+_MAX_BODY_BYTES: Final = 64 << 10  # of requests that are no inference
 
 
 class NoSuchEndpoint(ClientError):
@@ -43,7 +45,13 @@ class NoSuchEndpoint(ClientError):
 
 
 class _Route:
-    """What a head leads to. `reserve` may refuse before the body is read; `receive` gets the body, whole."""
+    """What a head leads to. `reserve` may refuse before the body is read; `receive` gets the body, whole.
+
+    `lasting` routes are remembered; the others stand for things that do not exist, of which there are endlessly many.
+    """
+
+    lasting = True
+    max_body_bytes = _MAX_BODY_BYTES
 
     def reserve(self, exchange: Exchange) -> ShoalError | None:
         """An error refuses the request before its body is read."""
@@ -61,8 +69,9 @@ class _Route:
 class _Answer(_Route):
     """A route whose answer is one function call."""
 
-    def __init__(self, answer: Callable[[bytes | memoryview], bytes]) -> None:
+    def __init__(self, answer: Callable[[bytes | memoryview], bytes], *, lasting: bool) -> None:
         self._answer = answer
+        self.lasting = lasting
 
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
         try:
@@ -76,6 +85,8 @@ class _Answer(_Route):
 
 class _Refused(_Route):
     """A route for requests that cannot be served whatever their body says."""
+
+    lasting = False
 
     def __init__(self, error: ShoalError, allow: str | None = None) -> None:
         self._error = error
@@ -141,9 +152,10 @@ class Router:
         route = self._routes.get(key)
         if route is None:
             route = self._find(head.method.decode("latin-1"), head.target.decode("latin-1"))
-            if len(self._routes) >= _MAX_ROUTES:
-                self._routes.clear()
-            self._routes[key] = route
+            if route.lasting and len(head.target) <= _MAX_TARGET_BYTES:
+                if len(self._routes) >= _MAX_ROUTES:
+                    self._routes.clear()
+                self._routes[key] = route
         return route
 
     def _find(self, method: str, target: str) -> Any:
@@ -160,7 +172,8 @@ class Router:
         for wanted, pattern, answer in self._table:
             if match := pattern.fullmatch(path):
                 if wanted == method or (wanted == "GET" and method == "HEAD"):
-                    return _Answer(self._bound(answer, {k: unquote(v) for k, v in match.groupdict().items() if v is not None}))
+                    names = {k: unquote(v) for k, v in match.groupdict().items() if v is not None}
+                    return _Answer(self._bound(answer, names), lasting=self._is_known(names.get("model"), names.get("version")))
                 methods.append(wanted)
         if methods:
             error: ShoalError = _MethodNotAllowed(f"{method} is not possible on {path}; use {' or '.join(sorted(set(methods)))}")
@@ -171,14 +184,20 @@ class Router:
     def _bound(answer: Callable[..., bytes], names: dict[str, str]) -> Callable[[bytes | memoryview], bytes]:
         return lambda body: answer(body, **names)
 
+    def _is_known(self, model: str | None, version: str | None) -> bool:
+        """Whether there is such a model, ready or not; True where no model is named."""
+        try:
+            return model is None or self._engine.status(model, version) is not None
+        except ShoalError:
+            return False
+
     def _infer_route(self, model: str | None, version: str | None) -> InferRoute:
         key = (model or "", version)
         route = self._infer_routes.get(key)
         if route is None:
-            route = InferRoute(self._engine, model or "", version, self._limits)
-            if len(self._infer_routes) >= _MAX_ROUTES:
-                self._infer_routes.clear()
-            self._infer_routes[key] = route
+            route = InferRoute(self._engine, model or "", version, self._limits, lasting=self._is_known(model, version))
+            if route.lasting:
+                self._infer_routes[key] = route
         return route
 
     # --- health -----------------------------------------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if blocked != self._reading_paused and not self.transport.is_closing():
             self._reading_paused = blocked
             if blocked:
+                self._between = False
                 self.transport.pause_reading()
             elif self._backlog is None:
                 self.transport.resume_reading()
@@ -203,6 +204,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 self._write_left_bytes = left_bytes
                 self._watch(settings.body_timeout_ms)
+        elif self._mid_request and self._reading_paused:  # we are who holds it up
+            self._must_arrive_within(settings.header_timeout_ms)
         elif self._mid_request:
             if self.server.loop.time() < self._request_deadline:
                 self._watch((self._request_deadline - self.server.loop.time()) * 1000)
@@ -262,6 +265,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._between = (
             self._target is None
             and self._backlog is None
+            and not self._reading_paused
             and self._chunked is None
             and self._partial_head is None
             and not self._discard_bytes
@@ -271,7 +275,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take requests out of the receive buffer; a request begins at `start`, or an incomplete head goes on there."""
         server = self.server
         buffer, window, heads = server.buffer, server.window, server.heads
-        if self._partial_head is not None:
+        if self._partial_head is not None and not self._reading_paused:
             start = self._complete_head(start, stop)
         while start < stop and not self._closing:
             if self._discard_bytes:
@@ -282,6 +286,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._reading_paused:
                 self._backlog = bytearray(window[start:stop])
                 return
+            if buffer[start] in b"\r\n":  # blank lines between requests are allowed
+                start = stop - len(bytes(window[start:stop]).lstrip(b"\r\n"))
+                continue
             end = buffer.find(b"\r\n\r\n", start, stop) + 4
             if end < 4:
                 self._begin_partial_head(start, stop)
@@ -291,16 +298,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             if head is None:
                 start = self._take_new_head(block, end, stop)
             else:
-                if head.keep_alive and head.content_length <= server.settings.max_body_bytes:
+                if head.keep_alive and head.content_length <= server.known_body_bytes:
                     self._known_block, self._known_head = block, head
                 start = self._take_request(head, end, stop)
 
     def _begin_partial_head(self, start: int, stop: int) -> None:
-        partial = bytearray(self.server.window[start:stop])
-        while partial and partial[0] in b"\r\n":  # blank lines between requests are allowed
-            del partial[:1]
-        if not partial:
+        limit = self.server.settings.max_header_bytes
+        if stop - start > limit:
+            self._fail(TooLarge(f"request head larger than {limit} bytes"), status=431)
             return
+        partial = bytearray(self.server.window[start:stop])
         if not self.server.looks_like_http(partial):
             self._fail(BadRequest("not a valid HTTP request"))
             return
@@ -348,7 +355,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._closing = True
         if end <= stop and length <= self.server.settings.max_body_bytes:
             head.route.receive_part(exchange, self.server.buffer, start, end)
-            if len(pipeline) > 1:
+            if len(pipeline) >= self.server.settings.max_pipelined_requests:
                 self._update_reading()
             return end
         refusal = self._refusal(exchange)
@@ -385,7 +392,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.expect_continue:
             self.transport.write(_CONTINUE)
         self._exchange = exchange
-        self._chunked = ChunkedBody(block, self.server.settings.max_body_bytes)
+        self._chunked = ChunkedBody(block, self._body_limit(head))
         self._must_arrive_within(self.server.settings.body_timeout_ms)
         return self._read_chunks(start, stop)
 
@@ -410,13 +417,18 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- refusals ---------------------------------------------------------------------------------------------------------------
 
+    def _body_limit(self, head: Head) -> int:
+        return min(self.server.settings.max_body_bytes, cast(int, head.route.max_body_bytes))
+
     def _refusal(self, exchange: Exchange) -> ShoalError | None:
         """Ask everything that can refuse a request before its body is read."""
         head = exchange.head
-        limit = self.server.settings.max_body_bytes
+        if head.error is not None:
+            return head.error
+        limit = self._body_limit(head)
         if head.content_length > limit:
             return TooLarge(f"body of {head.content_length} bytes is larger than the limit of {limit} bytes")
-        return head.error or cast("ShoalError | None", head.route.reserve(exchange))
+        return cast("ShoalError | None", head.route.reserve(exchange))
 
     def _refuse(self, exchange: Exchange, error: ShoalError, body_bytes: int) -> None:
         """Answer before the body was read, and get the body out of the way within a bound."""
@@ -488,8 +500,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.server.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+            self.server.loop.call_later(_LINGER_SECONDS, self._linger_on)
         elif self._may_send_more:  # TLS cannot close one direction
             self.server.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
+
+    def _linger_on(self) -> None:
+        """End the connection, unless the client is still reading what was sent: then give it the time that a body may take."""
+        transport = self.transport
+        left_bytes = transport.get_write_buffer_size()
+        if not left_bytes or left_bytes == self._write_left_bytes:
+            transport.abort()
+            return
+        self._write_left_bytes = left_bytes
+        self.server.loop.call_later(self.server.settings.body_timeout_ms / 1000, self._linger_on)

@@ -44,6 +44,8 @@ class HttpServer:
         self.buffer = bytearray(_RECEIVE_BUFFER_BYTES)
         self.window = memoryview(self.buffer)
         self.small_window = self.window[:_SMALL_WINDOW_BYTES]
+        # Up to this length a body may come the short way, where nobody looks whether the pipeline is full with one request.
+        self.known_body_bytes = settings.max_body_bytes if settings.max_pipelined_requests > 1 else -1
         self.bodies = BodyPool(_KEPT_BODY_BYTES)
         self.heads: dict[bytes, Head] = {}
         self.connections: set[HttpConnection] = set()
@@ -133,7 +135,7 @@ class HttpServer:
             and not head.coding_asked
             and all(value is None for value in (head.request_id, head.timeout_ms, head.priority, head.tenant))
         )
-        if head.repeatable and len(block) <= _MAX_REPEATABLE_HEAD_BYTES:
+        if head.repeatable and head.route.lasting and len(block) <= _MAX_REPEATABLE_HEAD_BYTES:
             if len(self.heads) >= _MAX_HEADS:
                 self.heads.clear()
             self.heads[block] = head

@@ -43,8 +43,17 @@ class InferRoute:
     """`POST /v2/models/NAME[/versions/V]/infer`."""
 
     def __init__(
-        self, engine: Engine, model: str, version: str | None, limits: Limits, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        engine: Engine,
+        model: str,
+        version: str | None,
+        limits: Limits,
+        *,
+        lasting: bool,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self.lasting = lasting
+        self.max_body_bytes = limits.max_request_bytes
         self._engine = engine
         self._model = model
         self._version = version
@@ -96,6 +105,7 @@ class InferRoute:
                 return
         if (
             plan is None
+            or plan.lane is not lane  # made before the model was loaded anew
             or stop - start != plan.body_bytes
             or self._epoch != self._engine.epoch
             or not buffer.startswith(plan.key, start)
@@ -113,7 +123,6 @@ class InferRoute:
             ticket = Ticket(
                 plan.rows, plan.payload_bytes, plan.signature, payload, on_end, deadline_ns, level, head.tenant, exchange
             )
-        lane = plan.lane
         refuse = lane.submit(ticket)
         if refuse is None:
             exchange.ticket = ticket
