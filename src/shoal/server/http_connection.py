@@ -91,7 +91,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._closing = False
         self._reading_paused = False
         self._write_blocked = False
-        self._write_left_bytes = 0
+        self._write_left_bytes = _FOREVER
         self._active = True
         self._timer: asyncio.TimerHandle | None = None
         self._look_again = 0.0
@@ -133,6 +133,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:  # noqa: D102
         self._write_blocked = False
+        self._write_left_bytes = _FOREVER
         self._update_reading()
 
     def _update_reading(self) -> None:
@@ -195,10 +196,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Look whether anything has moved since the timer was set; what stands still is ended."""
         self._timer = None
         settings = self.server.settings
+        left_bytes = self.transport.get_write_buffer_size()
+        busy = self._active or self._mid_request or bool(self.pipeline)
         if self.server.loop.time() < self._look_again:
             self._timer = self.server.loop.call_at(self._look_again, self._on_timer)
-        elif self._write_blocked:
-            left_bytes = self.transport.get_write_buffer_size()
+        elif left_bytes and (self._write_blocked or self._closing or not busy):
             if left_bytes >= self._write_left_bytes:
                 self.transport.abort()
             else:
@@ -215,7 +217,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._fail(BadRequest("the request's head did not arrive in time"), status=408)
         elif self._discard_bytes and not self._active:
             self.transport.abort()
-        elif self._active or self.pipeline:
+        elif busy:
+            self._write_left_bytes = _FOREVER
             self._watch(settings.idle_timeout_ms)
         else:
             self.close()
@@ -500,18 +503,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.server.loop.call_later(_LINGER_SECONDS, self._linger_on)
+            self.server.loop.call_later(_LINGER_SECONDS, self._end_linger)
         elif self._may_send_more:  # TLS cannot close one direction
             self.server.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
 
-    def _linger_on(self) -> None:
-        """End the connection, unless the client is still reading what was sent: then give it the time that a body may take."""
-        transport = self.transport
-        left_bytes = transport.get_write_buffer_size()
-        if not left_bytes or left_bytes == self._write_left_bytes:
-            transport.abort()
-            return
-        self._write_left_bytes = left_bytes
-        self.server.loop.call_later(self.server.settings.body_timeout_ms / 1000, self._linger_on)
+    def _end_linger(self) -> None:
+        """End the connection, unless the client is still taking what was sent: then the timer ends it when that stands still."""
+        if self.transport.get_write_buffer_size():
+            self._write_left_bytes = _FOREVER
+            self._watch(self.server.settings.body_timeout_ms)
+        else:
+            self.transport.abort()
