@@ -235,6 +235,9 @@ class Lane:
             if began is not None and began is self._offered:
                 self._offered = None
                 self._begin(began, done_ns)
+            if batch.cut and self._offered is not None:
+                # A piece that failed takes its sisters along, out of the offered batch too: nobody may be about to begin that.
+                self._take_back(self._offered, done_ns)
             self._running_rows -= batch.rows
             if outcome is None:
                 self.stats.workers_lost += 1
