@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.errors import BadRequest
 
-__all__ = ["check_depth", "check_duplicate_keys", "check_utf8", "readable"]
+__all__ = ["check_depth", "check_duplicate_keys", "check_utf8", "count_byte", "readable"]
 
 # One JSON string, or an unfinished one up to the end of the text. Possessive, hence linear in time whatever the input.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -22,6 +22,21 @@ _STEP: Final = np.zeros(256, dtype=np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
 _CHUNK_BYTES: Final = 1 << 20
+_LONG_BYTES: Final = 2048  # from here numpy's vectorised comparison counts faster than the interpreter's loop
+
+
+def count_byte(text: bytes, byte: bytes) -> int:
+    """How often the one `byte` stands in `text`."""
+    if len(text) < _LONG_BYTES:
+        return text.count(byte)
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(byte)))
+
+
+def _count_openings(text: bytes) -> int:
+    if len(text) < _LONG_BYTES:
+        return text.count(b"[") + text.count(b"{")
+    folded = np.frombuffer(text, np.uint8) | np.uint8(0x20)  # makes a "{" of a "[", and of nothing else
+    return int(np.count_nonzero(folded == ord("{")))
 
 
 def check_depth(text: bytes, max_depth: int) -> None:
@@ -29,7 +44,7 @@ def check_depth(text: bytes, max_depth: int) -> None:
 
     A text with at most `max_depth` opening brackets needs no closer look; that is every request without inline data.
     """
-    if text.count(b"[") + text.count(b"{") <= max_depth:
+    if _count_openings(text) <= max_depth:
         return
     brackets = _STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
     depth = 0

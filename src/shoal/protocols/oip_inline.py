@@ -20,6 +20,7 @@ import numpy as np
 
 from shoal.datatypes import DataType
 from shoal.errors import BadRequest
+from shoal.protocols.inline_fast import parse_plain
 from shoal.protocols.oip_head import Array, show_shape
 
 __all__ = ["parse_inline"]
@@ -116,10 +117,13 @@ def _byte_strings(items: list[Any], datatype: DataType, where: str) -> Array:
 def parse_inline(text: bytes, datatype: DataType, shape: tuple[int, ...], elements: int, where: str) -> Array:
     """Array of `shape` from the JSON `text` of a tensor's `data`. Raises `BadRequest`, naming `where`.
 
-    The commas are counted before anything is decoded, so memory follows the announced shape, never the text alone.
+    The commas are counted before much is decoded, so memory follows the announced shape, never the text alone.
     """
     if datatype.name == "BF16":
         raise BadRequest(f"{where}: BF16 has no JSON form; send it as binary data (binary_data_size)")
+    plain = parse_plain(text, datatype, shape, elements)
+    if plain is not None:
+        return plain
     values = text.count(b",") + 1
     if values < elements or (values > elements and datatype.itemsize):
         got = 0 if values == 1 and text.strip(b"[] \t\r\n") == b"" else values

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from shoal.datatypes import DATATYPES
 from shoal.errors import BadRequest, Forbidden, NotSupported, TooLarge
-from shoal.protocols.json_guard import check_depth, check_duplicate_keys, check_utf8, readable
+from shoal.protocols.json_guard import check_depth, check_duplicate_keys, check_utf8, count_byte, readable
 from shoal.protocols.limits import DEFAULT_LIMITS, Limits
 from shoal.protocols.oip_head import Array, InferHead, InputHead, OutputHead, Parameter, count_elements, show_shape
 from shoal.protocols.oip_inline import parse_inline
@@ -150,7 +150,7 @@ def _unique(names: list[str], what: str) -> None:
 
 
 def _count_keys(request: _Request) -> int:
-    """How many colons the text has if every key is known and stands there once, and no string has a colon."""
+    """How many colons the text has if every key is known and stands there once, and no string has a colon, nor any data."""
     colons = 1
     for part in (request.id, request.parameters, request.outputs):
         if part is not UNSET:
@@ -162,7 +162,7 @@ def _count_keys(request: _Request) -> int:
         if tensor.parameters is not UNSET:
             colons += 1 + (len(tensor.parameters) if tensor.parameters else 0)
         if tensor.data is not UNSET:
-            colons += 1 + bytes(tensor.data).count(b":")
+            colons += 1
     for requested in request.outputs or ():
         colons += 1
         if requested.parameters is not UNSET:
@@ -183,7 +183,8 @@ def decode_head(json: bytes | bytearray | memoryview, limits: Limits = DEFAULT_L
         request = _decode(text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(readable(error)) from None
-    if text.count(b":") != _count_keys(request):
+    colons = count_byte(text, b":") - _count_keys(request)
+    if colons and colons != sum([bytes(tensor.data).count(b":") for tensor in request.inputs if tensor.data is not UNSET]):
         check_duplicate_keys(text)
 
     priority, timeout_us, binary_default, custom = 0, 0, False, _NONE

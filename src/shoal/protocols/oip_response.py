@@ -44,8 +44,11 @@ def _as_array(output: OutputTensor) -> Array:
 
 
 def _strings(array: Array, name: str) -> list[str]:
+    items = array.reshape(-1).tolist()
     try:
-        return [item if type(item) is str else bytes(item).decode("utf-8") for item in array.reshape(-1).tolist()]
+        if set(map(type, items)) == {bytes}:
+            return list(map(bytes.decode, items))
+        return [item if type(item) is str else bytes(item).decode("utf-8") for item in items]
     except UnicodeDecodeError:
         raise BadRequest(
             f'outputs "{name}": holds bytes that are not UTF-8, which JSON cannot carry; ask for it with binary_data true'
