@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.ticket import Ticket
+from shoal.datatypes import ModelSpec, TensorSpec
 from shoal.engine.execution import Outcome, Result, execute, model_error
+from shoal.engine.runner import TensorRunner
 from shoal.errors import BadRequest, ModelFailed
+from shoal.tensors.scatter import BadElement
+from shoal.testing.lanes import FakeBackend, tagged_ticket
 
 
 class Picky:
@@ -200,3 +206,38 @@ def test_errors_meant_for_the_client_pass_as_they_are() -> None:
             raise RuntimeError("no words")
 
     assert model_error(Mute()).message == "Mute"
+
+
+def text_spec(batchable: bool) -> ModelSpec:
+    """A model from numbers to texts."""
+    shape = (-1, 1)
+    return ModelSpec("fake", (TensorSpec("x", "FP32", shape),), (TensorSpec("y", "BYTES", shape),), batchable=batchable)
+
+
+def test_one_bad_text_fails_only_its_owner() -> None:
+    """Elements that are no text are their owners' failure: the others are answered from the same run, and nothing is run again."""
+
+    def texts(x: Any) -> Any:
+        return np.array([[None if value < 0 else f"{value:g}"] for value in x[:, 0]], object)
+
+    backend = FakeBackend(texts, spec=text_spec(True))
+    runner = TensorRunner(backend, 8, time.monotonic_ns)
+    members = [tagged_ticket(values) for values in ([1.0], [2.0, -3.0, -4.0], [5.0, 6.0], [-7.0])]
+    outcome = execute(runner, members, time.monotonic_ns)
+    assert len(backend.calls) == 1 and outcome.reruns == 0
+    assert outcome.ends is not None
+    for index, row in ((1, 2), (3, 6)):
+        error = outcome.ends[index]
+        assert isinstance(error, BadElement) and error.row == row
+    for index, wanted in ((0, [b"1"]), (2, [b"5", b"6"])):
+        answer, row = outcome.ends[index]  # type: ignore[misc]
+        assert answer.array(0, row, members[index].rows).reshape(-1).tolist() == wanted
+
+
+def test_a_bad_text_without_a_batch_fails_the_request() -> None:
+    """Where there is no batch dimension the whole output is one request's, whichever element is bad."""
+    backend = FakeBackend(lambda x: np.array([["a"], ["b"], [None]], object), spec=text_spec(False))
+    ticket = tagged_ticket([1.0])
+    ticket.payload.row_shapes = ((1, 1),)
+    outcome = execute(TensorRunner(backend, 1, time.monotonic_ns), [ticket], time.monotonic_ns)
+    assert outcome.ends is not None and isinstance(outcome.ends[0], BadElement)

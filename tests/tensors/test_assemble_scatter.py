@@ -323,9 +323,9 @@ def test_row_parameters() -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["a", None], "element 1 is NoneType, expected bytes or str"),
-        ([b"a", 5], "element 1 is int, expected bytes or str"),
-        (["a", "\ud800"], "element 1 is text that UTF-8 cannot carry"),
+        (["a", None], "element 0 of the row is NoneType, expected bytes or str"),
+        ([b"a", 5], "element 0 of the row is int, expected bytes or str"),
+        (["a", "\ud800"], "element 0 of the row is text that UTF-8 cannot carry"),
     ],
 )
 def test_refused_string_outputs(items: list[Any], message: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.backends.base import Backend
 from shoal.core.ticket import Ticket
 from shoal.engine.execution import Result
 from shoal.errors import ModelFailed
 from shoal.tensors.assemble import Assembler, row_parameters
-from shoal.tensors.scatter import make_answer
+from shoal.tensors.scatter import BadElement, make_answer
 
 __all__ = ["TensorRunner"]
 
@@ -38,12 +38,28 @@ class TensorRunner:
         outputs = self._backend.run(arrays, parameters)
         inferred_ns = clock()
         rows = sum([member.rows for member in members])
+        bad: dict[int, BadElement] = {}
         try:
-            answer = make_answer(self._spec, outputs, rows)
+            answer = make_answer(self._spec, outputs, rows, bad)
         except ModelFailed as error:
             return Result(None, 0, 0, 0, refused=error)
-        return Result(answer, ready_ns - begun_ns, inferred_ns - ready_ns, clock() - inferred_ns)
+        failures = _owners(members, bad) if bad else None
+        return Result(answer, ready_ns - begun_ns, inferred_ns - ready_ns, clock() - inferred_ns, failures)
 
     def close(self) -> None:
         """Free the model."""
         self._backend.close()
+
+
+def _owners(members: Sequence[Ticket], bad: Mapping[int, BadElement]) -> dict[int, Exception]:
+    """The first error of each member that has one, by index, from errors by row of the batch."""
+    if len(members) == 1:  # also where there is no batch, and the rows are not the request's
+        return {0: bad[min(bad)]}
+    failures: dict[int, Exception] = {}
+    row = 0
+    for index, member in enumerate(members):
+        error = next((bad[own] for own in range(row, row + member.rows) if own in bad), None)
+        if error is not None:
+            failures[index] = error
+        row += member.rows
+    return failures

@@ -64,8 +64,11 @@ class Answer:
         return (rows, *shape[1:]) if self.batched else shape
 
 
-def _fit_bytes(spec: TensorSpec, output: Array) -> Array:
-    """BYTES: an array of objects that are all `bytes`; strings become their UTF-8 bytes."""
+def _fit_bytes(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> Array:
+    """BYTES: an array of objects that are all `bytes`; strings become their UTF-8 bytes.
+
+    An element that is neither stands as an empty one in the result, and its row, with the first error in it, in `bad`.
+    """
     if output.dtype.kind not in "OSU":
         raise ModelFailed(f'output "{spec.name}": the model returned {output.dtype.name}, expected BYTES (bytes or str elements)')
     items = output.reshape(-1).tolist()
@@ -73,28 +76,31 @@ def _fit_bytes(spec: TensorSpec, output: Array) -> Array:
         return np.ascontiguousarray(output).reshape(output.shape)
     row_elements = max(len(items) // output.shape[0], 1) if output.ndim and items else 1
     for index, item in enumerate(items):
+        fault = None
         if isinstance(item, str):
             try:
                 items[index] = item.encode()
             except UnicodeEncodeError:
-                message = f'output "{spec.name}": element {index} is text that UTF-8 cannot carry'
-                raise BadElement(message, index // row_elements) from None
+                fault = "text that UTF-8 cannot carry"
         elif isinstance(item, bytes):
             items[index] = bytes(item)
         else:
-            message = f'output "{spec.name}": element {index} is {type(item).__name__}, expected bytes or str'
-            raise BadElement(message, index // row_elements)
+            fault = f"{type(item).__name__}, expected bytes or str"
+        if fault is not None:
+            row, element = divmod(index, row_elements)
+            items[index] = b""
+            bad.setdefault(row, BadElement(f'output "{spec.name}": element {element} of the row is {fault}', row))
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array.reshape(output.shape)
 
 
-def _fit(spec: TensorSpec, output: Array) -> Array:
+def _fit(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> Array:
     """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
     wanted = DATATYPES[spec.datatype].numpy
     got = output.dtype
     if wanted.hasobject:
-        return _fit_bytes(spec, output)
+        return _fit_bytes(spec, output, bad)
     if got == wanted:
         return output if output.flags.c_contiguous else np.array(output, order="C")
     if spec.datatype == "BF16" and got.name == "bfloat16":
@@ -104,8 +110,11 @@ def _fit(spec: TensorSpec, output: Array) -> Array:
     raise ModelFailed(f'output "{spec.name}": the model returned {got.name}, expected {spec.datatype} ({wanted.name})')
 
 
-def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int) -> Answer:
+def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int, bad: dict[int, BadElement] | None = None) -> Answer:
     """Check a batch's outputs and make them sliceable. `rows` is how many rows the model was given.
+
+    With `bad`, rows with an unusable element of a BYTES output are noted there and hold an empty one; their owners must not be
+    answered. Without it the first of them is raised.
 
     Raises `ModelFailed` naming the output and both counts (or datatypes) when the model returned another number of outputs, of
     rows, or another datatype; `BadElement` when all counts are right and one element of a BYTES output is unusable. Nothing is
@@ -123,7 +132,10 @@ def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int) -> Answer:
                 raise ModelFailed(f'output "{tensor.name}": the model returned a scalar for {rows} rows')
             if output.shape[0] != rows:
                 raise ModelFailed(f'output "{tensor.name}": the model returned {output.shape[0]} rows for {rows}')
-    arrays = tuple([_fit(tensor, output) for tensor, output in zip(spec.outputs, outputs, strict=True)])
+    found: dict[int, BadElement] = {} if bad is None else bad
+    arrays = tuple([_fit(tensor, output, found) for tensor, output in zip(spec.outputs, outputs, strict=True)])
+    if bad is None and found:
+        raise found[min(found)]
     return Answer(spec.outputs, arrays, rows, batched)
 
 
