@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TextIO
@@ -20,7 +22,7 @@ from shoal.errors import ConfigError
 from shoal.server.endpoints import Router
 from shoal.server.http_server import HttpServer
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "StopWishes", "serve"]
 
 _log = logging.getLogger("shoal")
 
@@ -29,6 +31,10 @@ _log = logging.getLogger("shoal")
 _SWITCH_INTERVAL_SECONDS: Final = 0.0005
 # How long answers that are rendered may take to leave after draining.
 _CLOSE_GRACE_SECONDS: Final = 5.0
+# What has outlived the drain timeout is waited for this long, and then its answers: together less than half a second.
+_LATE_GRACE_SECONDS: Final = 0.2
+# Process groups are told to stop as a whole, and whoever runs us tells us too: one wish to stop may come as several signals.
+_SAME_SIGNAL_SECONDS: Final = 0.2
 
 
 def tune_interpreter() -> None:
@@ -77,8 +83,10 @@ class Server:
         """Refuse new requests, finish the accepted ones, close. False if the time for it ran out."""
         self.start_draining()
         finished = await self.engine.drain(self.settings.server.drain_timeout_ms)
+        if not finished:  # who still waits is told so, before the connections go
+            await self.engine.close(_LATE_GRACE_SECONDS)
         if self.http is not None:
-            await self.http.close(_CLOSE_GRACE_SECONDS if finished else 0.0)
+            await self.http.close(_CLOSE_GRACE_SECONDS if finished else _LATE_GRACE_SECONDS)
         await self.engine.close()
         return finished
 
@@ -90,15 +98,32 @@ class Server:
         await self.stop()
 
 
+class StopWishes:
+    """Counts how often a process was told to stop: the same signal again within a fifth of a second is the same wish."""
+
+    def __init__(self) -> None:
+        self._wishes = 0
+        self._came: dict[int, float] = {}
+
+    def count(self, number: int, now_seconds: float) -> int:
+        """Which wish a signal that comes now is, beginning with 1; 0 if it repeats the last one of its kind."""
+        if now_seconds - self._came.get(number, -math.inf) < _SAME_SIGNAL_SECONDS:
+            return 0
+        self._came[number] = now_seconds
+        self._wishes += 1
+        return self._wishes
+
+
 async def _serve(settings: Settings, out: TextIO) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    signals = 0
+    wishes = StopWishes()
 
     def on_signal(number: int) -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1:
+        wish = wishes.count(number, time.monotonic())
+        if wish == 0:
+            return
+        if wish > 1:
             print("stopped at once", file=out, flush=True)
             os._exit(128 + number)
         server.start_draining()
@@ -128,9 +153,7 @@ async def _serve(settings: Settings, out: TextIO) -> int:
             print(line, file=out)
         for status in server.engine.states:
             if status.inline:
-                print(
-                    f"model {status.name} runs on the event loop: its batches take less time than a hand-over", file=out
-                )
+                print(f"model {status.name} runs on the event loop: its batches take less time than a hand-over", file=out)
             if status.state is not ModelState.READY:
                 print(f"model {status.name} is NOT ready: {status.reason}", file=out)
         out.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.compose import StopWishes
 from shoal.testing.models import python_model
 from shoal.testing.process import ServingProcess, serving
 from shoal.testing.raw_http import RawClient, get, infer
@@ -143,9 +144,30 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     with busy(tmp_path) as (process, _, clients):
         process.signal("SIGTERM")
         process.wait_line("draining")
-        process.signal("SIGTERM")
-        assert process.wait() == 128 + 15
+        process.signal("SIGINT")
+        assert process.wait() == 128 + 2
         assert all(client.at_end() for client in clients)
+
+
+def test_same_signal_again_is_the_same_wish() -> None:
+    """Within a fifth of a second of the last one that counted a signal is a repetition; later, or of another kind, it counts."""
+    wishes = StopWishes()
+    told = [(15, 10.0), (15, 10.05), (15, 10.19), (15, 10.25), (15, 10.3), (2, 10.31), (2, 10.4), (15, 11.0)]
+    assert [wishes.count(number, seconds) for number, seconds in told] == [1, 0, 0, 2, 0, 3, 0, 4]
+
+
+def test_signal_that_comes_twice_drains(tmp_path: Path) -> None:
+    """A process group is told as a whole and the server once more: it drains, and answers what it has accepted."""
+    with busy(tmp_path) as (process, door, clients):
+        process.signal("SIGTERM")
+        process.signal("SIGTERM")
+        process.wait_line("draining")
+        finish_bodies(clients)
+        door.open()
+        assert [client.response().status for client in clients] == [200] * 6
+        for client in clients:
+            client.close()
+        assert process.wait() == 0
 
 
 def test_drain_timeout(tmp_path: Path) -> None:
@@ -156,5 +178,7 @@ def test_drain_timeout(tmp_path: Path) -> None:
         client.send(infer("m", {"x": row(1)}))
         door.wait()
         process.signal("SIGTERM")
+        answer = client.response()  # its connection is not just cut
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
         assert process.wait() == 1
         assert any("drain timeout" in line for line in process.lines)
