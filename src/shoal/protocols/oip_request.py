@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from shoal.datatypes import DATATYPES
 from shoal.errors import BadRequest, Forbidden, NotSupported, TooLarge
-from shoal.protocols.json_guard import check_depth, check_duplicate_keys, check_utf8, count_byte, readable
+from shoal.protocols.json_guard import check_depth, check_duplicate_keys, check_keys, check_utf8, readable
 from shoal.protocols.limits import DEFAULT_LIMITS, Limits
 from shoal.protocols.oip_head import Array, InferHead, InputHead, OutputHead, Parameter, count_elements, show_shape
 from shoal.protocols.oip_inline import parse_inline
@@ -179,11 +179,12 @@ def decode_head(json: bytes | bytearray | memoryview, limits: Limits = DEFAULT_L
     text = json if type(json) is bytes else bytes(json)
     check_utf8(text)
     check_depth(text, limits.max_json_depth)
+    colons = check_keys(text, limits.max_json_keys)
     try:
         request = _decode(text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(readable(error)) from None
-    colons = count_byte(text, b":") - _count_keys(request)
+    colons -= _count_keys(request)
     if colons and colons != sum([bytes(tensor.data).count(b":") for tensor in request.inputs if tensor.data is not UNSET]):
         check_duplicate_keys(text)
 
