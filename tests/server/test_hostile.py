@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shoal.config.settings import ModelSettings
+from shoal.config.settings import ModelSettings, QueueSettings
+from shoal.core.invariants import violations
 from shoal.testing.gates import Gate
 from shoal.testing.models import doubling, gated, python_model
 from shoal.testing.raw_http import RawClient, get, infer, post
@@ -180,3 +182,91 @@ def test_bodies_that_nobody_needs_are_small(server: ThreadedServer) -> None:
     with RawClient(server.port) as client:
         client.send_what_is_taken(post("/v2/repository/index", chunks=[b" " * 30_000] * 5))
         assert client.response().status == 413
+
+
+# --- places in the queue ------------------------------------------------------------------------------------------------------
+
+
+def begun(request: bytes, size: int = 10) -> tuple[bytes, bytes]:
+    """A request in two pieces: its head with the first bytes of the body, and the rest."""
+    end = request.index(b"\r\n\r\n") + 4 + size
+    return request[:end], request[end:]
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[tuple[ThreadedServer, Gate]]:
+    """A gated model `held` in whose queue two requests have room."""
+    path, gate = gated(tmp_path)
+    settings = ModelSettings(path=path, probe=False, queue=QueueSettings(max_queue_rows=2))
+    with running_server(local_settings({"held": settings})) as running:
+        try:
+            yield running, gate
+        finally:
+            gate.open()
+        running.settled()
+
+
+def test_places_of_bodies_that_never_come_are_given_back(single: tuple[ThreadedServer, Gate]) -> None:
+    """Clients that vanish in the middle of a body, however often, leave the queue as empty as it was."""
+    server, gate = single
+    gate.open()
+    lane = server.lane("held")
+    first, _ = begun(infer("held", {"x": row(1)}))
+    chunked = post("/v2/models/held/infer", chunks=[b"{" * 30])[:-20]
+    for number in range(6):
+        with RawClient(server.port) as client:
+            client.send(chunked if number % 2 else first)
+            server.wait_until(lambda: not lane.idle)
+            client.half_close() if number % 3 else client.vanish()
+            server.wait_until(lambda: lane.idle)
+    server.check_invariants()
+    with RawClient(server.port) as client:
+        assert client.ask(infer("held", {"x": row(4)})).tensors()["y"][0, 0] == 8.0
+
+
+def test_full_queue_with_pipelines(single: tuple[ThreadedServer, Gate]) -> None:
+    """Where two have room and one runs, the rest of a pipeline is refused, in order, and every place comes back."""
+    server, gate = single
+    with RawClient(server.port) as client, RawClient(server.port) as late:
+        client.send(infer("held", {"x": row(0)}))
+        gate.wait_entered()
+        client.send(b"".join(infer("held", {"x": row(number)}) for number in range(1, 8)))
+        server.wait_waiting("held", 2)
+        first, rest = begun(infer("held", {"x": row(9)}))
+        refused = late.ask(first)  # before the body has come; what comes of it is passed over
+        assert (refused.status, refused.json()["reason"]) == (429, "queue_full")
+        assert late.ask(rest + LIVE).status == 200
+        gate.open()
+        answers = [client.response() for _ in range(8)]
+        assert [answer.status for answer in answers] == [200] * 3 + [429] * 5
+        assert [answer.tensors()["y"][0, 0] for answer in answers[:3]] == [0.0, 2.0, 4.0]
+        server.settled()
+        assert client.ask(infer("held", {"x": row(5)})).tensors()["y"][0, 0] == 10.0
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_model_goes_while_a_body_arrives(tmp_path: Path, back: bool) -> None:
+    """A model is loaded anew, or unloaded, between the head and the end of the body: the new one answers, or it is 503."""
+    source = """
+    class Model:
+        inputs = {"x": ("FP32", (4,))}
+        outputs = {"y": ("FP32", (4,))}
+        def __call__(self, x):
+            return FACTOR * x
+    """
+    old, new = (python_model(tmp_path, source.replace("FACTOR", str(factor))) for factor in (2, 3))
+    first, rest = begun(infer("m", {"x": row(5)}))
+    with running_server(local_settings({"m": old})) as server, RawClient(server.port) as client:
+        engine, lane = server.server.engine, server.lane("m")
+        client.send(first)
+        server.wait_until(lambda: not lane.idle)
+        work = engine.load("m", ModelSettings(path=new, probe=False)) if back else engine.unload("m")
+        changing = asyncio.run_coroutine_threadsafe(work, server.loop)
+        epoch = server.call(lambda: engine.epoch)
+        server.wait_until(lambda: engine.epoch > epoch or lane._scheduler._draining)
+        client.send(rest)
+        answer = client.response()
+        assert answer.status == (200 if back else 503)
+        assert not back or answer.tensors()["y"][0, 0] == 15.0
+        changing.result(30)
+        assert server.call(lambda: lane.idle) and violations(lane._scheduler) == []

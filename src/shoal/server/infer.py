@@ -7,6 +7,7 @@ such a request costs neither JSON decoding nor validation.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -33,6 +34,7 @@ from shoal.tensors.scatter import Answer
 
 __all__ = ["InferRoute", "refusal_error"]
 
+_log = logging.getLogger("shoal")
 _MAX_PLANS: Final = 256
 _MAX_REFUSALS: Final = 256
 _MAX_PLAN_KEY_BYTES: Final = 4096
@@ -303,8 +305,10 @@ class InferRoute:
         request_id = plan.head.id if exchange.infer_id is None else exchange.infer_id.decode("ascii")
         try:
             json, buffers = encode_response(lane.name, lane.version, request_id, parameters, outputs)
-        except ShoalError as error:
-            exchange.fail(error)
+        except Exception as error:  # a request without any answer would be worse than one that is told of our fault
+            if not isinstance(error, ShoalError):
+                _log.exception("the answer of model %s cannot be encoded", lane.name)
+            exchange.fail(error if isinstance(error, ShoalError) else ShoalError("internal error"))
             return
         if plan.plain:
             plain_json = json if request_id is None else encode_response(lane.name, lane.version, None, parameters, outputs)[0]
