@@ -179,3 +179,23 @@ def test_snapshot_shows_levels_ages_and_reasons():
     assert (snapshot.waiting_requests, snapshot.waiting_rows, snapshot.waiting_bytes) == (2, 3, 10)
     assert (snapshot.running_batches, snapshot.running_requests, snapshot.running_rows) == (1, 1, 3)
     assert snapshot.batches["idle"] == 1
+
+
+def test_a_reservation_grows_within_the_bound() -> None:
+    """Bytes that were not announced count as they come; when there is no room for them the place is given back at once."""
+    driver = PuppetDriver(queue=QueueSettings(max_queue_bytes=100))
+    scheduler = driver.scheduler
+    growing, other = Ticket(1, 0), Ticket(1, 30)
+    assert scheduler.reserve(growing, 0) is None and scheduler.reserve(other, 0) is None
+    for size, held in ((40, 70), (40, 70), (10, 70), (70, 100)):
+        assert scheduler.grow(growing, size) is None
+        assert scheduler.snapshot(0).waiting_bytes + scheduler.snapshot(0).reserved_bytes == held
+        check_invariants(scheduler)
+    refusal = scheduler.grow(growing, 71)
+    assert refusal is not None and (refusal.reason, refusal.bound, refusal.limit) == ("queue_full", "bytes", 100)
+    assert growing.state is TicketState.REFUSED and not scheduler.cancel(growing, 0)
+    check_invariants(scheduler)
+    refusal = scheduler.grow(other, 101)
+    assert refusal is not None and refusal.reason == "too_large"
+    check_invariants(scheduler)
+    assert scheduler.idle

@@ -270,3 +270,19 @@ def test_model_goes_while_a_body_arrives(tmp_path: Path, back: bool) -> None:
         assert not back or answer.tensors()["y"][0, 0] == 15.0
         changing.result(30)
         assert server.call(lambda: lane.idle) and violations(lane._scheduler) == []
+
+
+def test_chunks_count_against_the_queue(tmp_path: Path) -> None:
+    """Bodies in chunks hold as many bytes of the queue as have come; beyond its bound they are refused, and then it is empty."""
+    settings = ModelSettings(path=doubling(tmp_path, -1), probe=False, queue=QueueSettings(max_queue_bytes=100_000))
+    chunked = post("/v2/models/m/infer", chunks=[b" " * 60_000, b" "])[:-20]
+    with running_server(local_settings({"m": settings})) as server:
+        lane = server.lane("m")
+        with RawClient(server.port) as first, RawClient(server.port) as second:
+            first.send(chunked)
+            server.wait_until(lambda: lane._scheduler._reserved_bytes >= 59_000)
+            second.send_what_is_taken(chunked)
+            answer = second.response()
+            assert (answer.status, answer.json()["reason"]) == (429, "queue_full")
+            server.check_invariants()
+        server.settled()

@@ -98,7 +98,7 @@ class Scheduler:
     def reserve(self, ticket: Ticket, now_ns: int) -> Refuse | None:
         """Hold room for a ticket whose body is not read yet (its `rows` are at least 1 and `payload_bytes` what was announced).
 
-        Ends with `submit` or `cancel`. Deadlines do not count before `submit`.
+        Ends with `submit`, `cancel` or a `grow` that is refused. Deadlines do not count before `submit`.
         """
         refusal = self._refusal(ticket, ticket.rows, ticket.payload_bytes, 1)
         if refusal is not None:
@@ -173,19 +173,38 @@ class Scheduler:
         queue.lanes[0].append(ticket)
         return None
 
+    def grow(self, ticket: Ticket, payload_bytes: int) -> Refuse | None:
+        """Hold room for more bytes of a RESERVED ticket, of which less was announced; a refused one is REFUSED and released."""
+        held_rows, held_bytes = self._reserved[ticket]
+        more_bytes = payload_bytes - held_bytes
+        if more_bytes <= 0:
+            return None
+        ticket.payload_bytes = payload_bytes
+        refusal = self._refusal(ticket, 0, more_bytes, 0)
+        if refusal is not None:
+            self._release_reservation(ticket)
+            return self._refuse_held(ticket, refusal, held_rows, held_bytes)
+        self._reserved[ticket] = (held_rows, payload_bytes)
+        self._reserved_bytes += more_bytes
+        self._held_bytes += more_bytes
+        return None
+
     def _submit_reserved(self, ticket: Ticket, now_ns: int) -> Refuse | None:
         held_rows, held_bytes = self._release_reservation(ticket)
         refusal = self._refusal(ticket, ticket.rows - held_rows, ticket.payload_bytes - held_bytes, 0)
         if refusal is not None:
-            self._held_requests -= 1
-            self._held_rows -= held_rows
-            self._held_bytes -= held_bytes
-            self._released += 1
-            return self._refuse(ticket, refusal)
+            return self._refuse_held(ticket, refusal, held_rows, held_bytes)
         self._held_rows += ticket.rows - held_rows
         self._held_bytes += ticket.payload_bytes - held_bytes
         self._enqueue(ticket, now_ns)
         return None
+
+    def _refuse_held(self, ticket: Ticket, refusal: Refuse, held_rows: int, held_bytes: int) -> Refuse:
+        self._held_requests -= 1
+        self._held_rows -= held_rows
+        self._held_bytes -= held_bytes
+        self._released += 1
+        return self._refuse(ticket, refusal)
 
     def _release_reservation(self, ticket: Ticket) -> tuple[int, int]:
         held_rows, held_bytes = self._reserved.pop(ticket)

@@ -107,6 +107,14 @@ class Lane:
             self.stats.refuse(refuse.reason)
         return refuse
 
+    def grow(self, ticket: Ticket, payload_bytes: int) -> Refuse | None:
+        """Hold room for more bytes of a reserved ticket than were announced. If it is refused its reservation is released."""
+        refuse = self._scheduler.grow(ticket, payload_bytes)
+        if refuse is not None:
+            self.stats.refuse(refuse.reason)
+            self._look_around()
+        return refuse
+
     def turn_away(self) -> Refuse | None:
         """Refuse a request of which nothing is known yet, if not even one row has room; None if it may come in."""
         refuse = self._scheduler.turn_away()

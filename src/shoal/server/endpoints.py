@@ -57,6 +57,10 @@ class _Route:
         """An error refuses the request before its body is read."""
         return None
 
+    def grow(self, exchange: Exchange, size: int) -> ShoalError | None:
+        """A body of unknown length has `size` bytes by now; an error refuses the request."""
+        return None
+
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
         """Answer, now or later, through the exchange. The body is the route's to keep."""
         raise NotImplementedError

@@ -402,10 +402,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _read_chunks(self, start: int, stop: int) -> int:
         chunked, exchange = self._chunked, self._exchange
         assert chunked is not None and exchange is not None
+        error: ShoalError | None
         try:
             start += chunked.feed(self.server.window[start:stop])
-        except ShoalError as error:
-            self._chunked = None
+            error = exchange.head.route.grow(exchange, len(chunked.body))
+        except ShoalError as raised:
+            error = raised
+        if error is not None:
             self._fail(error)
             return stop
         if chunked.complete:

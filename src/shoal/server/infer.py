@@ -95,6 +95,14 @@ class InferRoute:
         exchange.lane = lane
         return None
 
+    def grow(self, exchange: Exchange, size: int) -> ShoalError | None:
+        """A body whose length was not announced has `size` bytes by now; an error refuses the request."""
+        ticket, lane = exchange.ticket, exchange.lane
+        if ticket is None or lane is None:
+            return None
+        refuse = lane.grow(ticket, size)
+        return None if refuse is None else refusal_error(lane, refuse)
+
     def receive_part(self, exchange: Exchange, buffer: bytearray, start: int, stop: int) -> None:
         """The body is `buffer[start:stop]`, and the buffer is used again: the shortest way for a request like the last one."""
         head = exchange.head
@@ -332,6 +340,10 @@ def refusal_error(lane: Lane, refuse: Refuse, hint_ms: int | None = None) -> Sho
         return QueueFull(message, retry_after_ms=hint_ms or lane.retry_after_ms(), queue=queue)
     if refuse.reason == "overloaded":
         return Overloaded(f'model "{lane.name}" is overloaded', retry_after_ms=lane.retry_after_ms(), queue=lane.queue_state())
+    if refuse.reason == "too_large" and refuse.bound != "batch":
+        return TooLarge(
+            f'the request has {refuse.used} {refuse.bound}, but the queue of model "{lane.name}" holds at most {refuse.limit}'
+        )
     if refuse.reason == "too_large":
         return TooLarge(f'the request has {refuse.used} rows, but model "{lane.name}" takes at most {refuse.limit} in a batch')
     if refuse.reason == "draining":
