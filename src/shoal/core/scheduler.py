@@ -302,6 +302,7 @@ class Scheduler:
         for part in ticket.parts:
             if part.state is _WAITING or part.state is _STAGED:
                 self._remove(part, ending)
+                part.part_from_parent()
 
     def _remove(self, ticket: Ticket, ending: TicketState) -> None:
         staged = ticket.state is _STAGED

@@ -93,3 +93,8 @@ class Ticket:
         self.expiry_ns = FOREVER
         self.answer: Any = None
         self.answer_row = 0
+
+    def part_from_parent(self) -> None:
+        """A piece has ended: it lets go of its parent and of the payload, which would else outlive them in a circle of references."""
+        self.parent = None
+        self.payload = None

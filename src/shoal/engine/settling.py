@@ -85,6 +85,10 @@ class Settler:
         joined = list(self._scheduler.complete(batch, done_ns))
         for parent in joined:
             self._join_parts(parent)
+        if batch.cut:
+            for ticket in batch.members:
+                if ticket.parent is not None:
+                    ticket.part_from_parent()
         ended = whole + joined
         wanted = [ticket for ticket in ended if ticket.on_end is not None]
         good = [ticket.accepted_ns for ticket in wanted if ticket.state is _ANSWERED]

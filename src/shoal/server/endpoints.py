@@ -195,13 +195,15 @@ class Router:
         except ShoalError:
             return False
 
-    def _infer_route(self, model: str | None, version: str | None) -> InferRoute:
+    def _infer_route(self, model: str | None, version: str | None) -> Any:
         key = (model or "", version)
         route = self._infer_routes.get(key)
         if route is None:
-            route = InferRoute(self._engine, model or "", version, self._limits, lasting=self._is_known(model, version))
-            if route.lasting:
-                self._infer_routes[key] = route
+            try:
+                self._engine.status(*key)
+            except ShoalError as error:
+                return _Refused(error.with_traceback(None))
+            route = self._infer_routes[key] = InferRoute(self._engine, *key, self._limits)
         return route
 
     # --- health -----------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in self.pipeline:
             exchange.abandon()
         self.pipeline.clear()
-        self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
+        self._drop_what_is_read()
+        self._backlog = None
 
     def eof_received(self) -> bool:
         """The client has gone: what it asked for is cancelled. A half-closed connection counts as gone, as in most servers."""
@@ -412,6 +413,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail(error)
             return stop
         if chunked.complete:
+            chunked.close()
             self._exchange = self._chunked = None
             exchange.head.route.receive(exchange, bytes(chunked.body))
             self._update_reading()
@@ -449,13 +451,18 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _fail(self, error: ShoalError, status: int | None = None) -> None:
         """The connection is out of step, or nobody goes on sending: answer what can be answered, and end it."""
         exchange = self._exchange
-        self._exchange = self._target = self._chunked = self._partial_head = None
+        self._drop_what_is_read()
         if exchange is None:
             exchange = Exchange(self, self.server.unknown_head)
             self.pipeline.append(exchange)
         exchange.keep_alive = False
         self._may_send_more = True
         exchange.fail(error, status)
+
+    def _drop_what_is_read(self) -> None:
+        if self._chunked is not None:
+            self._chunked.close()
+        self._exchange = self._target = self._chunked = self._partial_head = None
 
     # --- bytes out --------------------------------------------------------------------------------------------------------------
 
@@ -503,7 +510,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in self.pipeline:
             exchange.abandon()
         self.pipeline.clear()
-        self._exchange = self._target = self._chunked = self._partial_head = self._backlog = None
+        self._drop_what_is_read()
+        self._backlog = None
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.server.loop.call_later(_LINGER_SECONDS, self._end_linger)

@@ -184,4 +184,4 @@ def set_header(head: Head, name: bytes, value: bytes) -> None:
         try:
             setter(head, value)
         except BadRequest as error:
-            head.error = head.error or error
+            head.error = head.error or error.with_traceback(None)  # whose frames refer to the head

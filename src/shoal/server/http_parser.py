@@ -95,8 +95,12 @@ class ChunkedBody:
         self.body = bytearray()
         self.complete = False
         self._limit_bytes = limit_bytes
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._parser.feed_data(block)
+
+    def close(self) -> None:
+        """No more comes. The parser refers to us, so that only the garbage collector would free the body."""
+        self._parser = None
 
     def feed(self, data: memoryview) -> int:
         """Take bytes; returns how many belong to this body. Raises BadRequest or TooLarge.
@@ -105,6 +109,8 @@ class ChunkedBody:
         it reaches this parser. A blank line may have begun in the last read, hence the single bytes first.
         """
         raw = bytes(data)
+        parser = self._parser
+        assert parser is not None
         start = 0
         while start < len(raw):
             end = start + 1 if start < 3 else raw.find(b"\r\n\r\n", start - 3) + 4
@@ -112,7 +118,7 @@ class ChunkedBody:
                 end = len(raw)
             end = max(end, start + 1)
             try:
-                self._parser.feed_data(data[start:end])
+                parser.feed_data(data[start:end])
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, ShoalError):
                     raise error.__context__ from None

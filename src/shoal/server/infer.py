@@ -44,17 +44,11 @@ _NS_PER_MS: Final = 1_000_000
 class InferRoute:
     """`POST /v2/models/NAME[/versions/V]/infer`."""
 
+    lasting = True
+
     def __init__(
-        self,
-        engine: Engine,
-        model: str,
-        version: str | None,
-        limits: Limits,
-        *,
-        lasting: bool,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, engine: Engine, model: str, version: str | None, limits: Limits, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.lasting = lasting
         self.max_body_bytes = limits.max_request_bytes
         self._engine = engine
         self._model = model
