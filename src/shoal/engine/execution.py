@@ -8,6 +8,7 @@ SystemExit or KeyboardInterrupt.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -160,18 +161,17 @@ def execute(
     except passing:
         raise
     except BaseException as error:
-        search = isolate(members, error)
+        search = isolate(members, _let_go(error))
     else:
         return _outcome(members, result, clock())
-    # No exception stays in a local name: its traceback refers to this frame, and only the garbage collector would part them.
+    del members
     try:
         group = next(search)
         while True:
             group = search.send(_tried(runner, group, passing))
     except StopIteration as stop:
-        outcome: Outcome = stop.value
-        outcome.done_ns = clock()
-        return outcome
+        search = group = ()  # type: ignore[assignment]
+        return _finished(stop.value, clock())
 
 
 def _tried(runner: Runner, group: Sequence[Ticket], passing: tuple[type[BaseException], ...]) -> Result | BaseException:
@@ -180,7 +180,24 @@ def _tried(runner: Runner, group: Sequence[Ticket], passing: tuple[type[BaseExce
     except passing:
         raise
     except BaseException as error:
-        return error
+        del group
+        return _let_go(error)
+
+
+def _let_go(error: BaseException) -> BaseException:
+    """Empties the frames that an exception came through, except the one that caught it.
+
+    They know the members of the batch, who will know the error that they ended with: only the garbage collector would free such a
+    circle, and with it the requests' payloads. For the same reason the functions that catch delete what they know of members.
+    """
+    if error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__.tb_next)
+    return error
+
+
+def _finished(outcome: Outcome, done_ns: int) -> Outcome:
+    outcome.done_ns = done_ns
+    return outcome
 
 
 async def execute_async(runner: AsyncRunner, members: Sequence[Ticket], clock: Callable[[], int]) -> Outcome:
@@ -189,15 +206,14 @@ async def execute_async(runner: AsyncRunner, members: Sequence[Ticket], clock: C
     if isinstance(result, Result):
         return _outcome(members, result, clock())
     search = isolate(members, result)
-    del result
+    del members, result
     try:
         group = next(search)
         while True:
             group = search.send(await _tried_async(runner, group))
     except StopIteration as stop:
-        outcome: Outcome = stop.value
-        outcome.done_ns = clock()
-        return outcome
+        search = group = ()  # type: ignore[assignment]
+        return _finished(stop.value, clock())
 
 
 async def _tried_async(runner: AsyncRunner, group: Sequence[Ticket]) -> Result | BaseException:
@@ -209,9 +225,11 @@ async def _tried_async(runner: AsyncRunner, group: Sequence[Ticket]) -> Result |
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return error  # something that the function awaited was cancelled, not we
+        del group
+        return _let_go(error)  # something that the function awaited was cancelled, not we
     except BaseException as error:
-        return error
+        del group
+        return _let_go(error)
 
 
 def isolate(members: Sequence[Ticket], cause: BaseException) -> Generator[Sequence[Ticket], Result | BaseException, Outcome]:
