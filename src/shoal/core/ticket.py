@@ -95,6 +95,6 @@ class Ticket:
         self.answer_row = 0
 
     def part_from_parent(self) -> None:
-        """A piece has ended: it lets go of its parent and of the payload, which would else outlive them in a circle of references."""
+        """A piece has ended: it lets go of its parent and of the payload, or a circle of references would keep both alive."""
         self.parent = None
         self.payload = None
