@@ -102,12 +102,22 @@ class _Decorator:
         return BatchedFunction(function, self._options)
 
 
-def batched(**options: Unpack[Options]) -> _Decorator:
+@overload
+def batched(**options: Unpack[Options]) -> _Decorator: ...
+@overload
+def batched(function: Callable[[list[In]], Awaitable[Sequence[Out]]], /) -> BatchedFunction[In, Out]: ...
+@overload
+def batched(function: Callable[[list[In]], Sequence[Out]], /) -> BatchedFunction[In, Out]: ...
+@overload
+def batched(function: Callable[[Array], Any], /) -> BatchedFunction[Array, Any]: ...
+def batched(function: Any = None, /, **options: Unpack[Options]) -> Any:
     """Decorator: the function of a list becomes a function of one item, batched behind the scenes. Options as for `Batcher`.
+
+    Without options the parentheses may be left out.
 
     @batched(max_batch_size=32, max_delay_ms=2)
     def embed(texts: list[str]) -> list[Vector]: ...
 
     vector = await embed("one text")
     """
-    return _Decorator(options)
+    return _Decorator(options) if function is None else _Decorator(options)(function)

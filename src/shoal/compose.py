@@ -67,6 +67,7 @@ class Server:
         """Bind, so that liveness can be asked from the first moment; then load. Raises ConfigError when a port is taken."""
         self.http = HttpServer(self.settings.server, self.router)
         self.http_port = await self.http.start()
+        _log.info("listening on %s, port %d", self.settings.server.host, self.http_port)
         for name, model in self.settings.models.items():
             await self.engine.load(name, model)
 
@@ -131,7 +132,7 @@ async def _serve(settings: Settings, out: TextIO) -> int:
         stopping.set()
 
     server = Server(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(stopping.wait())
@@ -147,11 +148,20 @@ async def _serve(settings: Settings, out: TextIO) -> int:
             await server.engine.close()
             print(f"shoal: {error.message}", file=sys.stderr)
             return 1
+        failed = [status for status in server.engine.states if status.state is not ModelState.READY]
+        if failed and settings.server.exit_on_load_error:
+            waiting.cancel()
+            await server.stop()
+            print(f"shoal: model {failed[0].name} cannot be served: {failed[0].reason}", file=sys.stderr)
+            return 1
         tune_interpreter()
         budget = server.engine.thread_budget
         for line in startup_lines(settings, budget, {"http": server.http_port}, cpu_count=cpu_budget().cpus):
             print(line, file=out)
         for status in server.engine.states:
+            spec = status.spec
+            if spec is not None and not spec.batchable:
+                print(f"model {status.name} is NOT batched, its requests run one at a time: {spec.unbatchable_reason}", file=out)
             if status.inline:
                 print(f"model {status.name} runs on the event loop: its batches take less time than a hand-over", file=out)
             if status.state is not ModelState.READY:

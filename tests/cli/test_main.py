@@ -26,7 +26,7 @@ def test_serve_with_every_flag() -> None:
     words = (
         "m.onnx --name n --max-batch-size 8 --max-delay-ms 1.5 --http-port 1 --grpc-port 2 --admin-port 3 --stream-port 4 "
         "--host 0.0.0.0 --instances 2 --threads 3 --max-queue-rows 99 --default-timeout-ms 50 --oversize reject "
-        "--tls-certificate c.pem --tls-key k.pem --max-body-bytes 1000 --drain-timeout-ms 5"
+        "--tls-certificate c.pem --tls-key k.pem --max-body-bytes 1000 --drain-timeout-ms 5 --exit-on-load-error"
     )
     assert served(*words.split()) == Settings(
         server=ServerSettings(
@@ -38,6 +38,7 @@ def test_serve_with_every_flag() -> None:
             tls_certificate="c.pem",
             tls_key="k.pem",
             max_body_bytes=1000,
+            exit_on_load_error=True,
             drain_timeout_ms=5.0,
         ),
         models={
@@ -168,3 +169,19 @@ def test_help_says_what_the_reserved_ports_are_for(capsys: pytest.CaptureFixture
         main(["serve", "--help"])
     assert caught.value.code == 0
     assert " ".join(capsys.readouterr().out.split()).count("reserved: this version has no server on it yet") == 3
+
+
+def test_settings_file_as_model_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """The most natural slip, a forgotten --config, is named."""
+    assert main(["serve", "shoal.toml"]) == 2
+    assert "is a settings file; use --config shoal.toml" in capsys.readouterr().err
+
+
+def test_server_that_may_not_stay_without_its_model_ends(tmp_path: Path) -> None:
+    """With --exit-on-load-error a corrupt model ends the process with status 1 and the reason on the last line."""
+    model = tmp_path / "corrupt.onnx"
+    model.write_bytes(b"nothing of the kind")
+    command = [sys.executable, "-m", "shoal", "serve", str(model), "--http-port", "0", "--exit-on-load-error"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("shoal: model corrupt cannot be served: ")

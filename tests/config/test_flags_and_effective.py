@@ -123,20 +123,23 @@ def test_effective_settings_show_every_model_and_default() -> None:
         "  timeouts   header 10 s, body 60 s, idle 75 s, drain 30 s",
         "  overload   status 503, ready while queues are full, ready only with every model",
         "model a (version 1): digits (embedded)",
-        "  execution  1 instance, threads each: its share of the CPUs, one batch staged",
+        "  execution  in threads (on the event loop if that is cheaper), 1 instance, "
+        "threads each: its share of the CPUs, one batch staged",
         "  batching   fixed, up to 64 rows, no delay (whenever an executor is free, what waits runs together), "
         "larger requests are split",
         "  queue      at most 4096 rows, 1 GiB",
         "  deadlines  no default timeout, requests may set their own, expired requests fail",
         "model b (version 3): /m/b.onnx",
-        "  execution  2 instances, threads each: 1, nothing staged, load-time probe off",
+        "  execution  in threads (on the event loop if that is cheaper), 2 instances, "
+        "threads each: 1, nothing staged, load-time probe off",
         "  batching   fixed, up to 8 rows, at most 2.5 ms delay, preferred sizes 4/8, allowed sizes 1/2/4/8, "
         "larger requests are refused, reordering for equal shapes",
         "  queue      at most 10 requests, 1536 bytes, 3 priority levels (default 2)",
         "  deadlines  default timeout 1.5 s, requests may not set their own, "
         "expired requests go behind all others, objective 50 ms",
         "model c (version 1): digits (embedded)",
-        "  execution  1 instance, threads each: its share of the CPUs, one batch staged",
+        "  execution  in threads (on the event loop if that is cheaper), 1 instance, "
+        "threads each: its share of the CPUs, one batch staged",
         "  batching   fixed, up to 64 rows, no delay (whenever an executor is free, what waits runs together), "
         "larger requests are split",
         "  queue      no bound",

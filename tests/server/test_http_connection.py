@@ -263,6 +263,7 @@ def test_clear_answer_and_the_connection_lives(client: RawClient, request_bytes:
     assert answer.status == status
     assert says in answer.json()["error"]
     assert answer.json()["reason"]
+    assert answer.headers.get("allow") == (says if status == 405 else None)
     assert client.ask(LIVE).status == 200
 
 

@@ -22,6 +22,7 @@ _SERVER_FLAGS = (
     "tls_key",
     "max_body_bytes",
     "drain_timeout_ms",
+    "exit_on_load_error",
 )
 _MODEL_FLAGS = (
     "instances",
@@ -72,6 +73,8 @@ def settings_from_options(options: argparse.Namespace) -> Settings:
     if options.config is None:
         if options.model is None:
             raise ConfigError("serve needs a MODEL (try `shoal serve digits`) or --config FILE")
+        if options.model.endswith(".toml"):
+            raise ConfigError(f"{options.model} is a settings file; use --config {options.model}")
         return settings_for_model(options.model, {**server_flags, **model_flags}, name=options.name)
     if options.model is not None:
         raise ConfigError("give either a MODEL or --config FILE, not both; models of a settings file stand in its [models.NAME]")
@@ -117,6 +120,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--admin-port", metavar="P", type=integer, help=f"default {server.admin_port}; {later}")
     group.add_argument("--stream-port", metavar="P", type=integer, help=f"default {server.stream_port}; {later}")
     group.add_argument("--tls-certificate", metavar="FILE", help="PEM certificate chain; with --tls-key serves HTTPS")
+    group.add_argument(
+        "--exit-on-load-error",
+        action="store_const",
+        const=True,
+        help="end with status 1 when a model cannot be loaded (default: stay, not ready, and say why)",
+    )
     group.add_argument("--tls-key", metavar="FILE", help="PEM private key of the certificate")
     group.add_argument(
         "--max-body-bytes", metavar="B", type=integer, help=f"largest request body (default {server.max_body_bytes})"

@@ -13,6 +13,13 @@ _LATER = {"grpc": "gRPC", "admin": "admin", "stream": "stream"}
 """Ports that have settings but no server in this version."""
 
 
+_EXECUTION = {
+    "auto": "in threads (on the event loop if that is cheaper)",
+    "thread": "in threads",
+    "inline": "on the event loop",
+}
+
+
 def effective(settings: Settings) -> str:
     """All settings in force, one section after the other, without a line feed at the end."""
     lines = _server_lines(settings.server)
@@ -26,10 +33,10 @@ def model_lines(name: str, model: ModelSettings) -> list[str]:
     source = f"{model.path} (embedded)" if model.path in EMBEDDED_MODELS else model.path
     threads = "its share of the CPUs" if model.threads is None else str(model.threads)
     staged = "one batch staged" if model.stage else "nothing staged"
+    where = f"{_EXECUTION[model.execution]}, {model.instances} instance{_s(model.instances)}"
     return [
         f"model {name} (version {model.version}): {source}",
-        f"  execution  {model.instances} instance{_s(model.instances)}, threads each: {threads}, {staged}"
-        + ("" if model.probe else ", load-time probe off"),
+        f"  execution  {where}, threads each: {threads}, {staged}" + ("" if model.probe else ", load-time probe off"),
         f"  batching   {_batching(model.batching)}",
         f"  queue      {_queue(model.queue)}",
         f"  deadlines  {_deadlines(model.queue)}",

@@ -97,6 +97,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     overload_status: int = 429
     unready_when_full: bool = False
     strict_readiness: bool = True
+    exit_on_load_error: bool = False
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -140,6 +140,7 @@ class Engine:
         if status is None or status.lane is None:
             status = self._models[key] = ModelStatus(name, settings.version, settings, threads=threads)
         begun_ns = self._clock()
+        _log.info("model %s version %s: loading%s", name, settings.version, " and trying it with batches" if settings.probe else "")
         try:
             loaded = await in_thread(
                 f"shoal-load-{name}", lambda: _open(name, settings, threads, self._clock), discard=_Loaded.close
@@ -164,6 +165,8 @@ class Engine:
         self._index()
         for warning in status.warnings:
             _log.warning("model %s: %s", name, warning)
+        if not lane.spec.batchable and settings.batching.max_batch_size > 1:
+            _log.warning("model %s is not batched, its requests run one at a time: %s", name, lane.spec.unbatchable_reason)
         _log.info("model %s version %s is ready after %.1f s", name, settings.version, (self._clock() - begun_ns) / 1e9)
         if old is not None:
             await old.drain()

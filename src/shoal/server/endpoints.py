@@ -94,13 +94,13 @@ class _Refused(_Route):
 
     def __init__(self, error: ShoalError, allow: str | None = None) -> None:
         self._error = error
-        self._allow = allow
+        self._headers = () if allow is None else (("Allow", allow),)
 
     def reserve(self, exchange: Exchange) -> ShoalError | None:
         return self._error
 
     def receive(self, exchange: Exchange, body: bytes | memoryview) -> None:
-        exchange.fail(self._error)
+        exchange.fail(self._error, headers=self._headers)
 
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
@@ -180,8 +180,9 @@ class Router:
                     return _Answer(self._bound(answer, names), lasting=self._is_known(names.get("model"), names.get("version")))
                 methods.append(wanted)
         if methods:
-            error: ShoalError = _MethodNotAllowed(f"{method} is not possible on {path}; use {' or '.join(sorted(set(methods)))}")
-            return _Refused(error)
+            allowed = sorted(set(methods))
+            error = _MethodNotAllowed(f"{method} is not possible on {path}; use {' or '.join(allowed)}")
+            return _Refused(error, allow=", ".join(allowed))
         return _Refused(NoSuchEndpoint(f"no endpoint {path[:256]}; the protocol's paths begin with /v2"))
 
     @staticmethod

@@ -128,7 +128,7 @@ class Exchange:
         before, after = self.render_head(status, b"application/json", len(body), retry_headers(error))
         return before, after + body
 
-    def fail(self, error: ShoalError, status: int | None = None) -> None:
+    def fail(self, error: ShoalError, status: int | None = None, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Answer with an error; `status` overrides the one of the error table (408 and 431, which only HTTP knows)."""
         server = self.connection.server
         server.count_error(error)
@@ -136,7 +136,7 @@ class Exchange:
         self.answer(
             error_body(error),
             status=status or http_status(error, overload_status=server.settings.overload_status),
-            headers=retry_headers(error),
+            headers=(*retry_headers(error), *headers),
         )
 
     def release(self) -> None:

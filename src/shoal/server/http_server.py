@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -71,9 +72,11 @@ class HttpServer:
                 ssl=self._tls_context(),
             )
         except OSError as error:
+            remedy = "choose another --http-port or end the process that has it"
+            if error.errno != errno.EADDRINUSE:
+                remedy = "use an address of this machine, or 0.0.0.0 for all, and a port that this user may have"
             raise ConfigError(
-                f"cannot listen on {settings.host}:{settings.http_port}: {error.strerror or error}; "
-                "choose another --http-port or end the process that has it"
+                f"cannot listen on {settings.host}:{settings.http_port}: {error.strerror or error}; {remedy}"
             ) from None
         return int(self._listener.sockets[0].getsockname()[1])
 
