@@ -86,6 +86,9 @@ def run(options: argparse.Namespace) -> int:
     if problem is not None:
         print(f"shoal simulate: {problem}", file=sys.stderr)
         return 2
+    capacity = _capacity_per_s(options)
+    if options.rate_per_s > capacity:
+        print(f"note: more comes than can be served, about {capacity:,.0f} requests per second; the queue grows", file=sys.stderr)
     summary = _simulate(options)
     if options.json:
         print(json.dumps(summary))
@@ -93,6 +96,13 @@ def run(options: argparse.Namespace) -> int:
         for key, value in summary.items():
             print(f"{key:16} {value:14,.3f}" if isinstance(value, float) else f"{key:16} {value:14,}")
     return 0
+
+
+def _capacity_per_s(options: argparse.Namespace) -> float:
+    """Requests per second of all slots in full batches: slots · b / l(b), by the rows of a request."""
+    rows = max(options.max_batch_size, options.rows) if options.max_batch_size else options.rows
+    batch_ms = options.tau0_ms + options.alpha_ms * rows
+    return float(options.slots * rows / batch_ms * 1e3 / options.rows)
 
 
 def _contradiction(options: argparse.Namespace) -> str | None:
