@@ -254,7 +254,7 @@ def test_head_has_no_body(client: RawClient) -> None:
         (post("/v2/cudasharedmemory/region/r/register", b"{}"), 501, "shared memory"),
         (post("/v2/repository/index", b"[1"), 400, "JSON"),
         (post("/v2/repository/index", b"[]"), 400, "object"),
-        (post("/v2/repository/index", b"x" * 70_000), 400, "64 KiB"),
+        (post("/v2/repository/index", b"x" * 70_000), 413, "65536 bytes"),
     ],
 )
 def test_clear_answer_and_the_connection_lives(client: RawClient, request_bytes: bytes, status: int, says: str) -> None:

@@ -302,8 +302,6 @@ def _json_object(body: bytes | memoryview, defaults: dict[str, Any]) -> dict[str
     """A small JSON object from a body that may be empty."""
     if len(body) == 0:
         return dict(defaults)
-    if len(body) > 64 << 10:
-        raise BadRequest("body: at most 64 KiB here")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

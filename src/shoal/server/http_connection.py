@@ -302,7 +302,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if head is None:
                 start = self._take_new_head(block, end, stop)
             else:
-                if head.keep_alive and head.content_length <= server.known_body_bytes:
+                if head.keep_alive and head.content_length <= min(server.known_body_bytes, self._body_limit(head)):
                     self._known_block, self._known_head = block, head
                 start = self._take_request(head, end, stop)
 
@@ -357,7 +357,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         pipeline.append(exchange)
         if not head.keep_alive:  # the last request of this connection, whatever follows
             self._closing = True
-        if end <= stop and length <= self.server.settings.max_body_bytes:
+        if end <= stop and length <= self._body_limit(head):
             head.route.receive_part(exchange, self.server.buffer, start, end)
             if len(pipeline) >= self.server.settings.max_pipelined_requests:
                 self._update_reading()
