@@ -6,12 +6,12 @@ for the load-time probe (`probe.py`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import onnxruntime as ort
 
 from shoal.backends.onnx import OnnxBackend
@@ -128,6 +128,8 @@ def _explain(error: Exception) -> str:
 def _describe(path: Path, session: ort.InferenceSession) -> ModelSpec:
     inputs = tuple(_tensor(path, "input", value) for value in session.get_inputs())
     outputs = tuple(_tensor(path, "output", value) for value in session.get_outputs())
+    if not outputs:
+        raise ConfigError(f"{path}: the model has no outputs, so there is nothing to answer with; export it with its outputs")
     reason = _why_not_batchable(inputs, outputs)
     return ModelSpec(
         platform="onnxruntime_onnx",
@@ -170,9 +172,8 @@ def _labels(path: Path, session: ort.InferenceSession, outputs: Sequence[TensorS
     if text is None:
         return {}
     try:
-        raw = json.loads(text)
-        labels = {str(name): tuple(str(label) for label in values) for name, values in raw.items()}
-    except (ValueError, TypeError, AttributeError):
+        labels = {name: tuple(values) for name, values in msgspec.json.decode(text, type=dict[str, list[str]]).items()}
+    except (ValueError, RecursionError):  # text that UTF-8 cannot carry is among them
         raise ConfigError(f'{path}: metadata {LABELS_KEY} must be JSON like {{"output": ["label", …]}}') from None
     unknown = labels.keys() - {tensor.name for tensor in outputs}
     if unknown:

@@ -155,6 +155,8 @@ def _tensors(target: str, model: Any, attribute: str) -> tuple[TensorSpec, ...]:
 def _tensor(where: str, name: object, declared: object) -> TensorSpec:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: a tensor's name must be a string that is not empty")
+    if not _is_text(name):
+        raise ConfigError(f"{where}: the name holds characters that UTF-8 cannot carry")
     if not isinstance(declared, tuple | list) or len(declared) != 2:
         raise ConfigError(f'{where}: must be (datatype, row shape), for example ("FP32", (4,)), but is {declared!r}')
     datatype, shape = declared
@@ -167,6 +169,15 @@ def _tensor(where: str, name: object, declared: object) -> TensorSpec:
         if isinstance(dim, bool) or not isinstance(dim, int) or (dim < 1 and dim != -1):
             raise ConfigError(f"{where}: dimension {dim!r} of the row shape must be a positive integer, or -1 where it varies")
     return TensorSpec(name, datatype, (-1, *shape))
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent: lone surrogates, which Python allows in a string, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _nearest_datatype(datatype: object) -> str:
@@ -207,8 +218,8 @@ def _check_signature(target: str, call: Callable[..., Any], inputs: Sequence[Ten
 
 def _platform(target: str, model: Any) -> str:
     platform = getattr(model, "platform", "python")
-    if not isinstance(platform, str):
-        raise ConfigError(f"{target}: `platform` must be a string, but is {platform!r}")
+    if not isinstance(platform, str) or not _is_text(platform):
+        raise ConfigError(f"{target}: `platform` must be a string that UTF-8 can carry, but is {platform!r}")
     return platform
 
 
@@ -225,5 +236,7 @@ def _labels(target: str, model: Any, outputs: Sequence[TensorSpec]) -> dict[str,
             raise ConfigError(f"{target}: `labels` names {name!r}, which is no output of the model")
         if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(label, str) for label in values):
             raise ConfigError(f"{target}: labels of {name!r} must be a sequence of strings: {example}")
+        if not all(map(_is_text, values)):
+            raise ConfigError(f"{target}: a label of {name!r} holds characters that UTF-8 cannot carry")
         labels[name] = tuple(values)
     return labels

@@ -43,7 +43,8 @@ def arrange(result: Any, outputs: Sequence[TensorSpec], inputs: Sequence[Array])
         array = _as_array(value, tensor)
         _check_shape(array, tensor)
         if array.flags.owndata:
-            copy = held and array is value
+            # What numpy made of another array, or of plain lists and numbers, is new; other objects may hand out what they hold.
+            copy = held and (array is value or type(value) not in (np.ndarray, list, tuple, int, float, bool))
         else:
             copy = held or any(np.may_share_memory(array, other) for other in inputs)
         arrays.append(array.copy() if copy else array)
@@ -90,7 +91,9 @@ def _as_array(value: Any, tensor: TensorSpec) -> Array:
     wanted = DATATYPES[tensor.datatype].numpy
     if tensor.datatype == "BYTES":
         return _as_bytes(value, tensor)
-    if isinstance(value, np.ndarray) and value.dtype == wanted:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ModelFailed(f"output '{tensor.name}': the model returned an array with masked values; fill them with filled()")
+    if type(value) is np.ndarray and value.dtype == wanted:
         return value if value.flags.c_contiguous else np.asarray(value, order="C")
     try:
         array = np.asarray(value)
