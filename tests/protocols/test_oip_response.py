@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import BadRequest
 from shoal.protocols.classification import classify
 from shoal.protocols.json_numbers import json_values
-from shoal.protocols.oip_json import OutputTensor, encode_binary_head, encode_response
+from shoal.protocols.oip_json import OutputTensor, encode_response
 
 
 def objects(*items: Any) -> np.ndarray[Any, Any]:
@@ -156,9 +156,10 @@ def test_classification_needs_numbers() -> None:
             encode_response("m", "1", None, None, [OutputTensor("y", datatype, (1,), data, classification=1)])
 
 
-def test_binary_head_equals_the_full_encoder_s() -> None:
-    """The cheap head for all-binary answers is byte for byte what the full encoder writes."""
-    array = np.zeros((3, 10), np.float32)
-    for identifier in (None, "r1"):
-        full, _ = encode_response("m", "1", identifier, None, [OutputTensor("y", "FP32", (3, 10), array)])
-        assert encode_binary_head("m", "1", identifier, [("y", "FP32", (3, 10), 120)]) == full
+def test_id_stands_before_the_outputs_and_changes_nothing_else() -> None:
+    """Answers to requests that differ in their id alone differ in it alone, so one rendered without an id serves all of them."""
+    output = OutputTensor("y", "FP32", (3, 10), np.zeros((3, 10), np.float32))
+    plain, _ = encode_response("m", "1", None, None, [output])
+    full, _ = encode_response("m", "1", "r1", None, [output])
+    assert full == plain.replace(b',"outputs":', b',"id":"r1","outputs":')
+    assert plain.count(b',"outputs":') == 1

@@ -14,7 +14,7 @@ import numpy as np
 from shoal.datatypes import DATATYPES, ModelSpec
 from shoal.errors import BadRequest, TooLarge
 from shoal.protocols.limits import DEFAULT_LIMITS, Limits
-from shoal.protocols.oip_head import Array, Bytes, InferHead, InputHead, TensorData, count_elements, show_shape
+from shoal.protocols.oip_head import CHECKED_DATATYPES, Array, Bytes, InferHead, InputHead, TensorData, count_elements, show_shape
 
 __all__ = ["decode_raw", "parse_bytes_elements", "split_binary"]
 
@@ -71,11 +71,20 @@ def _wrong_total(head: InferHead, present: int) -> BadRequest:
     )
 
 
+def _check_booleans(data: Bytes, where: str) -> None:
+    """Refuse bytes other than 0 and 1: no boolean array has them, and what a model would make of them is anybody's guess."""
+    values = np.frombuffer(data, np.uint8)
+    if int(values.max()) > 1:
+        index = int((values > 1).argmax())
+        raise BadRequest(f"{where}: BOOL element {index} is the byte {int(values[index])}, it must be 0 or 1")
+
+
 def split_binary(head: InferHead, body: Bytes, start: int) -> tuple[TensorData, ...]:
     """The data of every input in request order; `body[start:]` holds the binary tensors back to back.
 
     An input with binary data comes as a slice of `body` (a view if `body` is a memoryview), or, for BYTES, as an object array of
-    its shape; an inline one as the array in the head. Raises `BadRequest` when the announced and the sent bytes differ.
+    its shape; an inline one as the array in the head. Raises `BadRequest` when the announced and the sent bytes differ, for BYTES elements that
+    do not fill their tensor exactly, and for BOOL bytes other than 0 and 1.
     """
     if len(body) - start != head.total_binary_bytes:
         raise _wrong_total(head, len(body) - start)
@@ -89,7 +98,10 @@ def split_binary(head: InferHead, body: Bytes, start: int) -> tuple[TensorData, 
         end = start + tensor.binary_size
         piece = body[start:end]
         start = end
-        if tensor.datatype != "BYTES":
+        if tensor.datatype == "BOOL":
+            _check_booleans(piece, f'inputs[{index}] "{tensor.name[:100]}"')
+            parts.append(piece)
+        elif tensor.datatype != "BYTES":
             parts.append(piece)
         elif head.raw:
             element = np.empty(tensor.shape, dtype=object)
@@ -133,4 +145,6 @@ def decode_raw(spec: ModelSpec, body_bytes: int, limits: Limits = DEFAULT_LIMITS
     if not itemsize and elements != 1:
         raise BadRequest(f"{where}: a raw request can carry one BYTES element only, shape {show_shape(shape)} has {elements}")
     tensor = InputHead(model_input.name, model_input.datatype, shape, elements, body_bytes, body_bytes, None, {})
-    return InferHead(None, {}, 0, None, (tensor,), None, True, body_bytes, body_bytes, True, bool(itemsize), True)
+    return InferHead(
+        None, {}, 0, None, (tensor,), None, True, body_bytes, body_bytes, True, model_input.datatype not in CHECKED_DATATYPES, True
+    )

@@ -6,7 +6,7 @@ No parsing here: `oip_request.py` builds these from JSON, `oip_binary.py` from r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -14,12 +14,27 @@ import numpy as np
 from shoal.errors import BadRequest
 from shoal.protocols.limits import Limits
 
-__all__ = ["Array", "Bytes", "InferHead", "InputHead", "OutputHead", "Parameter", "TensorData", "count_elements", "show_shape"]
+__all__ = [
+    "CHECKED_DATATYPES",
+    "Array",
+    "Bytes",
+    "InferHead",
+    "InputHead",
+    "OutputHead",
+    "Parameter",
+    "TensorData",
+    "count_elements",
+    "show_shape",
+]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Bytes: TypeAlias = bytes | bytearray | memoryview
 TensorData: TypeAlias = Bytes | Array
 Parameter: TypeAlias = str | int | float | bool
+
+
+CHECKED_DATATYPES: Final = ("BYTES", "BOOL")
+"""Datatypes whose binary data may be wrong even if its size is right."""
 
 
 class InputHead(msgspec.Struct, frozen=True, eq=False):
@@ -56,6 +71,7 @@ class InferHead(msgspec.Struct, frozen=True, eq=False):
     `priority` is 0 for "the default", else 1 (highest) and up. `timeout_us` is None without a timeout. `parameters` holds custom
     request parameters only, typed as sent. `outputs` is None when the client named none: then all outputs are wanted, as binary
     data if `binary_default`. `cacheable` says that the same JSON bytes always mean this head (no inline data in it).
+    `single_slice`: all that follows the JSON is the one input, with nothing left to check but its size.
     `raw` marks a request without JSON, whose whole body is the one input.
     """
 

@@ -9,7 +9,7 @@ from shoal.protocols.limits import DEFAULT_LIMITS, Limits
 from shoal.protocols.oip_binary import decode_raw, split_binary
 from shoal.protocols.oip_head import InferHead, InputHead, OutputHead
 from shoal.protocols.oip_request import decode_head
-from shoal.protocols.oip_response import OutputTensor, encode_binary_head, encode_response
+from shoal.protocols.oip_response import OutputTensor, encode_response
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -20,7 +20,6 @@ __all__ = [
     "OutputTensor",
     "decode_head",
     "decode_raw",
-    "encode_binary_head",
     "encode_response",
     "split_binary",
 ]

@@ -14,7 +14,16 @@ from shoal.datatypes import DATATYPES
 from shoal.errors import BadRequest, Forbidden, NotSupported, TooLarge
 from shoal.protocols.json_guard import check_depth, check_duplicate_keys, check_keys, check_utf8, readable
 from shoal.protocols.limits import DEFAULT_LIMITS, Limits
-from shoal.protocols.oip_head import Array, InferHead, InputHead, OutputHead, Parameter, count_elements, show_shape
+from shoal.protocols.oip_head import (
+    CHECKED_DATATYPES,
+    Array,
+    InferHead,
+    InputHead,
+    OutputHead,
+    Parameter,
+    count_elements,
+    show_shape,
+)
 from shoal.protocols.oip_inline import parse_inline
 
 __all__ = ["decode_head"]
@@ -245,5 +254,5 @@ def decode_head(json: bytes | bytearray | memoryview, limits: Limits = DEFAULT_L
         total_binary_bytes,
         total_bytes,
         not inline,
-        count == 1 and not inline and inputs[0].datatype != "BYTES",
+        count == 1 and not inline and inputs[0].datatype not in CHECKED_DATATYPES,
     )

@@ -14,7 +14,7 @@ from shoal.protocols.classification import classify
 from shoal.protocols.json_numbers import json_values
 from shoal.protocols.oip_head import Array, Bytes, Parameter, TensorData
 
-__all__ = ["OutputTensor", "encode_binary_head", "encode_response"]
+__all__ = ["OutputTensor", "encode_response"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -106,23 +106,3 @@ def encode_response(
         head["parameters"] = parameters
     head["outputs"] = [_encode_output(output, buffers) for output in outputs]
     return _encode(head), buffers
-
-
-def encode_binary_head(
-    model_name: str,
-    model_version: str,
-    request_id: str | None,
-    outputs: Sequence[tuple[str, str, Sequence[int], int]],
-) -> bytes:
-    """The JSON of a response whose outputs, (name, datatype, shape, byte size) each, are all binary.
-
-    It depends on its arguments only, so that it may be kept and sent again for the same shapes.
-    """
-    head: dict[str, Any] = {"model_name": model_name, "model_version": model_version}
-    if request_id:
-        head["id"] = request_id
-    head["outputs"] = [
-        {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": byte_size}}
-        for name, datatype, shape, byte_size in outputs
-    ]
-    return _encode(head)
