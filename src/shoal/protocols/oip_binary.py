@@ -83,8 +83,8 @@ def split_binary(head: InferHead, body: Bytes, start: int) -> tuple[TensorData, 
     """The data of every input in request order; `body[start:]` holds the binary tensors back to back.
 
     An input with binary data comes as a slice of `body` (a view if `body` is a memoryview), or, for BYTES, as an object array of
-    its shape; an inline one as the array in the head. Raises `BadRequest` when the announced and the sent bytes differ, for BYTES elements that
-    do not fill their tensor exactly, and for BOOL bytes other than 0 and 1.
+    its shape; an inline one as the array in the head. Raises `BadRequest` when the announced and the sent bytes differ, for
+    BYTES elements that do not fill their tensor exactly, and for BOOL bytes other than 0 and 1.
     """
     if len(body) - start != head.total_binary_bytes:
         raise _wrong_total(head, len(body) - start)
