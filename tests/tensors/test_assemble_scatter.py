@@ -266,6 +266,7 @@ def test_case_5_wrong_number_of_rows(rows_out: int) -> None:
         ([np.array(1.0, np.float32)], "returned a scalar for 2 rows"),
         ([None], "returned NoneType, expected an array"),
         ([[[1.0]]], "returned list, expected an array"),
+        ([np.ma.masked_array(np.ones((2, 3), np.float32), mask=[[True, False, False]] * 2)], "an array with masked values"),
     ],
 )
 def test_refused_outputs(outputs: list[Any], message: str) -> None:
@@ -285,6 +286,25 @@ def test_outputs_are_made_contiguous_and_little_endian() -> None:
         answer = make_answer(spec, [array], 3)
         assert answer.array(0, 1, 1).tolist() == [array[1].tolist()]
         assert bytes(answer.view(0, 1, 1)) == array[1].astype("<i4").tobytes()
+
+
+def test_subclasses_of_arrays_are_answered_as_plain_ones() -> None:
+    """A masked array with nothing masked, a record array's column: their values, with no methods of their own in the way."""
+    columns = np.rec.fromarrays([np.arange(2, dtype=np.int32)], names="a")
+    for array in (np.ma.masked_array(np.arange(2, dtype=np.int32)), np.ma.masked_array([0, 1], [False, False], "<i4"), columns.a):
+        answer = make_answer(spec_of("INT32", row_shape=()), [array], 2)
+        assert type(answer.arrays[0]) is np.ndarray
+        assert bytes(answer.view(0, 1, 1)) == b"\1\0\0\0"
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.int32])
+def test_payloads_of_strided_arrays(dtype: Any) -> None:
+    """An array that is not contiguous is gathered like any other, also where its length is the number of its bytes."""
+    strided = np.array([1, 9, 0, 9, 1, 9]).astype(dtype)[::2]
+    datatype = {np.int8: "INT8", np.bool_: "BOOL", np.int32: "INT32"}[dtype]
+    members = [Piece(3, 0, Payload((strided,), ((),))), Piece(1, 0, Payload((np.zeros(1, dtype).tobytes(),), ((),)))]
+    (got,) = Assembler(spec_of(datatype, row_shape=()), 8).assemble(members)
+    assert got.tolist() == [1, 0, 1, 0]
 
 
 def test_string_outputs() -> None:

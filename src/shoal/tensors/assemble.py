@@ -188,7 +188,10 @@ def _join(members: Sequence[Member], index: int, row_bytes: int, total_bytes: in
     """
     pieces = [member.payload.inputs[index] for member in members]
     if sum(map(len, pieces)) == total_bytes:
-        joined = bytearray().join(pieces)
+        try:
+            joined = bytearray().join(pieces)
+        except TypeError:  # an array that is not contiguous; with the rows' bytes for its length, one of small elements
+            joined = bytearray()
         if len(joined) == total_bytes:
             return joined
     return bytearray().join(

@@ -99,6 +99,10 @@ def _fit(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> Array:
     """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
     wanted = DATATYPES[spec.datatype].numpy
     got = output.dtype
+    if type(output) is not np.ndarray:  # slices and bytes of a subclass may mean something else
+        if isinstance(output, np.ma.MaskedArray) and np.ma.is_masked(output):
+            raise ModelFailed(f'output "{spec.name}": the model returned an array with masked values')
+        output = np.asarray(output)
     if wanted.hasobject:
         return _fit_bytes(spec, output, bad)
     if got == wanted:
