@@ -201,7 +201,19 @@ def test_labels_come_from_the_files_metadata(onnx_files: Any) -> None:
     assert open_onnx(path).spec.labels == {"y": ("cat", "dog")}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"y": 3}', '{"z": ["a"]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"y": 3}',
+        '{"y": "abc"}',
+        '{"y": [null, 1]}',
+        '{"y": ["\\ud800"]}',
+        '{"z": ["a"]}',
+    ],
+)
 def test_wrong_labels_are_refused(onnx_files: Any, text: str) -> None:
     """Labels that are no JSON, of the wrong form, or for an output that is not there."""
     node, floats = helper.make_node("Relu", ["x"], ["y"]), (F, ["batch", 2])

@@ -108,6 +108,33 @@ def test_outputs_that_no_protocol_carries(tmp_path: Path) -> None:
     assert "zipmap" in message
 
 
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize("kind", ["seq", "optional"])
+def test_values_that_are_no_tensors(tmp_path: Path, side: str, kind: str) -> None:
+    """Sequences and optional values, in or out, are refused with their name and type."""
+    tensor = helper.make_tensor_type_proto(F, ["b", 2])
+    if kind == "seq":
+        wrapped, operator = helper.make_sequence_type_proto(tensor), "SequenceConstruct" if side == "output" else "SequenceLength"
+    else:
+        wrapped, operator = helper.make_optional_type_proto(tensor), "Optional" if side == "output" else "OptionalGetElement"
+    node = helper.make_node(operator, ["x"], ["y"])
+    count = helper.make_tensor_type_proto(TensorProto.INT64, []) if operator == "SequenceLength" else tensor
+    plain = helper.make_value_info("x" if side == "output" else "y", count)
+    odd = helper.make_value_info("y" if side == "output" else "x", wrapped)
+    ends = ([plain], [odd]) if side == "output" else ([odd], [plain])
+    model = helper.make_model(helper.make_graph([node], "g", *ends), opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 8
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert f"{side} '{odd.name}' is a {kind}(tensor(float))" in refusal(path)
+
+
+def test_a_model_without_outputs(onnx_files: Any) -> None:
+    """There would be nothing to answer with."""
+    path = onnx_files.build([helper.make_node("Relu", ["x"], ["y"])], {"x": (F, ["batch", 2])}, {})
+    assert "no outputs" in refusal(path)
+
+
 def test_a_datatype_that_the_runtime_lacks(onnx_files: Any) -> None:
     """Complex numbers are refused with the type in the message."""
     assert "complex64" in refusal(onnx_files.one("Identity", TensorProto.COMPLEX64))

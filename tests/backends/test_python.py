@@ -340,3 +340,49 @@ class TestResults:
 
 def _bf16(bits: int) -> Any:
     return np.array([bits << 16], np.uint32).view(np.float32)[0]
+
+
+@pytest.mark.parametrize("columns", [3, 30_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = x * 2; self.kept.append(y); return y",
+        "y = x * 2; self.kept.append(y[:]); return y",
+        "y = np.concatenate([x * 2, x]); self.kept.append(y); return y[: len(x)]",
+        "y = x * 2; self.kept.append(y); return memoryview(y)",
+        "y = x * 2; self.kept.append(y); return Wrapper(y)",
+        "y = x * 2; self.kept.append(y); return {'y': y}",
+        "y = np.ascontiguousarray((x * 2).T); self.kept.append(y); return y.T",
+        "y = (x * 2).astype('>f4'); self.kept.append(y); return y",
+        "y = x * 2; self.kept.append(y); return y.view(np.ma.MaskedArray)",
+        "x *= 2; return x",
+        "x *= 2; return x[:]",
+        "return np.broadcast_to(x * 2, x.shape)",
+    ],
+)
+def test_no_answer_changes_after_it_was_given(model_file: Write, body: str, columns: int) -> None:
+    """A model that writes to what it returned, and the assembly buffer that is used again, reach no earlier answer."""
+    source = f"""
+        class Wrapper:
+            def __init__(self, held): self.held = held
+            def __array__(self, dtype=None, copy=None): return self.held
+
+        class Model:
+            inputs = {{"x": ("FP32", ({columns},))}}
+            outputs = {{"y": ("FP32", ({columns},))}}
+
+            def __init__(self): self.kept = []
+
+            def __call__(self, x):
+                for earlier in self.kept: earlier[...] = -99
+                {body}
+        """
+    backend = open_python(model_file(source))
+    buffer = np.empty((2, columns), np.float32)  # as an assembler has it: filled anew for each batch
+    given = []
+    for batch in range(4):
+        buffer[:] = batch
+        given.append(backend.run([buffer])[0])
+    for batch, output in enumerate(given):
+        assert np.array_equal(output, np.full((2, columns), 2 * batch, np.float32))
+    backend.close()
