@@ -36,10 +36,10 @@ def _count_openings(text: bytes) -> int:
     return int(np.count_nonzero(folded == ord("{")))
 
 
-def _outside_strings(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The text piece by piece, with zeros in place of what stands in strings. Linear, in memory of about the text's size.
+def _outside_strings(text: bytes, wanted: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The `wanted` bytes (no quotes) of the text that stand in no string, in order, piece by piece. Linear in time and memory.
 
-    Exact up to the first byte that no JSON text could have there, which is how far a decoder comes.
+    Exact up to the first byte that no JSON text could have there, which is how far a decoder comes. Zeros stand among them.
     """
     if b"\\" in text:
         # Pairs first, from the left, as a decoder reads them; a quote that still has a backslash in front ends no string.
@@ -47,13 +47,20 @@ def _outside_strings(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]
     inside = 0
     for start in range(0, len(text), _CHUNK_BYTES):
         piece = np.frombuffer(text, np.uint8, min(_CHUNK_BYTES, len(text) - start), start)
-        quotes = np.cumsum(piece == ord('"'), dtype=np.uint8)  # wraps around, which leaves odd odd
-        quotes += np.uint8(inside)
-        quotes &= np.uint8(1)
-        inside = int(quotes[-1])
-        quotes ^= np.uint8(1)
-        quotes *= piece
-        yield quotes
+        mask = piece == ord('"')
+        for byte in wanted:
+            mask |= piece == byte
+        found = piece[mask]
+        marks = found == ord('"')
+        if inside or marks.any():
+            quotes = np.cumsum(marks, dtype=np.uint8)  # wraps around, which leaves odd odd
+            quotes += np.uint8(inside)
+            quotes &= np.uint8(1)
+            if quotes.size:
+                inside = int(quotes[-1])
+            found *= quotes ^ np.uint8(1)
+            found[marks] = 0
+        yield found
 
 
 def check_depth(text: bytes, max_depth: int) -> None:
@@ -64,8 +71,10 @@ def check_depth(text: bytes, max_depth: int) -> None:
     if _count_openings(text) <= max_depth:
         return
     depth = 0
-    for piece in _outside_strings(text):
-        depths = np.cumsum(_STEP[piece], dtype=np.int64)
+    for brackets in _outside_strings(text, b"[]{}"):
+        if not brackets.size:
+            continue
+        depths = np.cumsum(_STEP[brackets], dtype=np.int64)
         if int(depths.max()) + depth > max_depth:
             raise BadRequest(f"the request JSON nests deeper than the limit of {max_depth} levels")
         depth += int(depths[-1])
@@ -74,7 +83,7 @@ def check_depth(text: bytes, max_depth: int) -> None:
 def check_keys(text: bytes, max_keys: int) -> int:
     """Refuse a text with more than `max_keys` keys, in linear time. Returns the number of colons, those in strings too."""
     colons = count_byte(text, b":")
-    if colons > max_keys and sum([int(np.count_nonzero(piece == ord(":"))) for piece in _outside_strings(text)]) > max_keys:
+    if colons > max_keys and sum([int(np.count_nonzero(keys)) for keys in _outside_strings(text, b":")]) > max_keys:
         raise BadRequest(f"the request JSON has more keys than the limit of {max_keys}")
     return colons
 
