@@ -149,7 +149,7 @@ def _section(kind: type[_Section], raw: Mapping[str, Any], path: tuple[str, ...]
     if found:
         return None
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(raw, kind, str_keys=True)
     except msgspec.ValidationError as error:
         # Nothing is known that `check_struct` lets through; if there is such a thing, it must still not end in a traceback.
         faults.append((path, f"[{dotted(path)}] {error}"))

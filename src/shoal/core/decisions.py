@@ -30,6 +30,16 @@ class Expire:
     tickets: list[Ticket]
 
 
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """These tickets cannot be answered in time any more; they have left the queue (DROPPED) and will never run.
+
+    Those with an `expiry_ns` had a deadline of their own; the others missed the objective of the queue.
+    """
+
+    tickets: list[Ticket]
+
+
 class Refuse(NamedTuple):
     """A ticket was not accepted.
 
@@ -45,4 +55,4 @@ class Refuse(NamedTuple):
     used: int
 
 
-Decision = Dispatch | Stage | Expire
+Decision = Dispatch | Stage | Expire | Drop

@@ -26,6 +26,7 @@ class TicketState(IntEnum):
     EXPIRED = 7
     CANCELLED = 8
     FAILED = 9
+    DROPPED = 10  # given up while it waited, because it could not be answered in time any more
 
 
 class Ticket:
@@ -33,16 +34,19 @@ class Ticket:
 
     Written by the owner before `reserve`/`submit`: `rows` (at least 1), `payload_bytes`, `signature` (tickets batch together only
     when equal), `level` (1 is highest), `tenant`, `deadline_ns` (absolute, or None), `payload` (opaque), `on_end` (called
-    once by the engine with the ticket, never by the scheduler), `owner` (opaque, for `on_end`).
+    once by the engine with the ticket, never by the scheduler), `owner` (opaque, for `on_end`), `length` (of its longest row, where
+    rows of different length share a batch; else 0), `cost` (in the units of `max_batch_cost` where a function says so; 0: its rows).
 
     Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
-    queue's timeout), `lane` (its place in the wait queue), `parts` (the pieces of a ticket larger
+    queue's timeout), `due_ns` (what earliest-deadline order goes by), `lane` (its place in the wait queue), `parts` (the pieces of a ticket larger
     than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
 
     Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
     """
 
     # Seldom other than this. Kept out of every ticket's memory and construction, which are on the hot path.
+    length: int = 0
+    cost: float = 0
     lane: int = 0
     parts: list[Ticket] | None = None
     parent: Ticket | None = None
@@ -55,6 +59,7 @@ class Ticket:
         "answer",
         "answer_row",
         "deadline_ns",
+        "due_ns",
         "expiry_ns",
         "level",
         "on_end",
@@ -91,6 +96,7 @@ class Ticket:
         self.state = TicketState.NEW
         self.accepted_ns = 0
         self.expiry_ns = FOREVER
+        self.due_ns = FOREVER
         self.answer: Any = None
         self.answer_row = 0
 
