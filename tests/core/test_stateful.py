@@ -255,7 +255,7 @@ class Machine(RuleBasedStateMachine):
 
     def latest_ns(self):
         """The latest start as the scheduler sees it (how long batches take is not the model's business)."""
-        return self.scheduler._latest_start_ns() if self.naive.delay_ns else FOREVER
+        return self.scheduler._composer._latest_start_ns() if self.naive.delay_ns else FOREVER
 
     def expect(self, members, order):
         """The batch is the one the naive walk gives for the queue as it was (deadlines may only make it larger and earlier)."""

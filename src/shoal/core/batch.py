@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal.core.ticket import Ticket
 
-REASONS: Final = ("full", "delay", "idle", "preferred", "shape", "drain", "deadline")
+REASONS: Final = ("full", "budget", "delay", "idle", "preferred", "shape", "drain", "deadline")
 
 
 class BatchState(IntEnum):
@@ -22,7 +22,7 @@ class BatchState(IntEnum):
 class Batch:
     """Members in order, their total rows, why it was sent, and when it was started.
 
-    `reason` is one of REASONS: the budget is `full`; the oldest waited `max_delay` (`delay`); no delay is set and a slot was free
+    `reason` is one of REASONS: the row limit is reached (`full`), or another budget is (`budget`); the oldest waited `max_delay` (`delay`); no delay is set and a slot was free
     (`idle`); a `preferred` size was reached; it could not grow, because the next in order differs or does not fit (`shape`); the
     queue is being flushed (`drain`); waiting longer would have missed a deadline (`deadline`).
     """

@@ -5,8 +5,8 @@ Reads private state on purpose and changes nothing. Costs O(everything held and 
 
 from __future__ import annotations
 
-from shoal.core.batch import BatchState
-from shoal.core.rules import FOREVER
+from shoal.core.batch import Batch, BatchState
+from shoal.core.rules import FOREVER, Rules
 from shoal.core.scheduler import Scheduler
 from shoal.core.ticket import Ticket, TicketState
 
@@ -43,14 +43,7 @@ def violations(scheduler: Scheduler) -> list[str]:
     check(s._held_rows == s._reserved_rows + sum(ticket.rows for ticket in held), "held rows differ from their sum")
     size = s._reserved_bytes + sum(ticket.payload_bytes for ticket in (*whole, *parents))
     check(s._held_bytes == size, "held bytes differ from their sum")
-    check(queue.tickets == len(waiting) and queue.rows == sum(ticket.rows for ticket in waiting), "the queue miscounts")
-    check(queue.mixed or all(ticket.signature == queue.signature for ticket in waiting), "the queue is mixed and does not know it")
-    check(queue.dead == sum(map(len, queue.lanes)) - len(waiting), "the queue miscounts its dead")
-    check(queue.dead <= queue.tickets + 64 + max(1, rules.levels), "dead tickets pile up in the queue")
-    check(all(not lane or lane[0].state is TicketState.WAITING for lane in queue.lanes), "a dead ticket heads a lane")
-    for lane in queue.lanes[:: queue.stride]:
-        times = [ticket.accepted_ns for ticket in lane]
-        check(times == sorted(times), "a lane is out of order")
+    found += queue.faults()
 
     check(s._held_requests <= rules.max_requests, "more requests held than the bound")
     check(s._held_rows <= rules.max_rows, "more rows held than the bound")
@@ -61,6 +54,7 @@ def violations(scheduler: Scheduler) -> list[str]:
         check(bool(batch.members), "an empty batch")
         check(batch.rows == sum(ticket.rows for ticket in batch.members), "a batch miscounts its rows")
         check(batch.rows <= rules.limit_rows or len(batch.members) == 1, "a batch over its limit")
+        check(len(batch.members) == 1 or _work(batch, rules) <= rules.max_cost, "a batch over its budget")
         check(not rules.single or len(batch.members) == 1, "requests batched where batching is off")
         check(all(ticket.signature == batch.signature for ticket in batch.members), "a batch of several signatures")
         wanted = BatchState.STAGED if batch is s._staged else BatchState.RUNNING
@@ -75,13 +69,28 @@ def violations(scheduler: Scheduler) -> list[str]:
     running_requests = sum(ticket.parent is None for ticket in running)
     running_requests += sum(not split.unstarted for split in s._splits.values())
     check(s._running_requests == running_requests, "running requests differ from the tickets running")
-    ended = s._answered + s._failed + s._expired + s._cancelled + s._released
+    ended = s._answered + s._failed + s._expired + s._cancelled + s._dropped + s._released
     check(s._admitted == s._held_requests + s._running_requests + ended, "accepted differs from what is here and what has ended")
+
+    for level, counted in enumerate(s._level_held, start=1):
+        own = [ticket for ticket in (*whole, *parents) if (ticket.level or rules.default_level) == level]
+        reserved = [figures for ticket, figures in s._reserved.items() if (ticket.level or rules.default_level) == level]
+        rows = sum(ticket.rows for ticket in held if (ticket.level or rules.default_level) == level)
+        figures = [len(own) + len(reserved), rows + sum(rows for rows, _ in reserved)]
+        figures.append(sum(ticket.payload_bytes for ticket in own) + sum(size for _, size in reserved))
+        check(counted == figures, "a level's own sums differ from what is held")
 
     watched: list[Ticket] = [*whole, *parents]
     expiring = [ticket for ticket in watched if ticket.expiry_ns != FOREVER]
     check(s._timers.next_ns() == min((ticket.expiry_ns for ticket in expiring), default=FOREVER), "the next expiry is wrong")
     return found
+
+
+def _work(batch: Batch, rules: Rules) -> float:
+    """What a batch counts against the budget."""
+    if rules.cost_unit == "tokens" and rules.padded:
+        return max(ticket.length for ticket in batch.members) * batch.rows
+    return sum(rules.cost_of(ticket) for ticket in batch.members)
 
 
 def check_invariants(scheduler: Scheduler) -> None:

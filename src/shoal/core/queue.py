@@ -120,6 +120,30 @@ class WaitQueue:
                 oldest = lane[0].accepted_ns
         return oldest
 
+    def longest_waiting_ns(self) -> int:
+        """When the longest waiting ticket was accepted, delayed or not; FOREVER if none waits."""
+        return min([lane[0].accepted_ns for lane in self.lanes if lane], default=FOREVER)
+
+    def faults(self) -> list[str]:
+        """Every law of the queue's own that does not hold. O(waiting)."""
+        found: list[str] = []
+        waiting = list(self)
+        if self.tickets != len(waiting) or self.rows != sum(ticket.rows for ticket in waiting):
+            found.append("the queue miscounts")
+        if not self.mixed and any(ticket.signature != self.signature for ticket in waiting):
+            found.append("the queue is mixed and does not know it")
+        if self.dead != sum(map(len, self.lanes)) - len(waiting):
+            found.append("the queue miscounts its dead")
+        if self.dead > self.tickets + _DEAD_ALLOWED + len(self.lanes) // self.stride:
+            found.append("dead tickets pile up in the queue")
+        if any(lane and lane[0].state is not _WAITING for lane in self.lanes):
+            found.append("a dead ticket heads a lane")
+        for lane in self.lanes[:: self.stride]:
+            times = [ticket.accepted_ns for ticket in lane]
+            if times != sorted(times):
+                found.append("a lane is out of order")
+        return found
+
     def is_mixed(self, limit_rows: int) -> bool:
         """Whether another signature stands within the first `limit_rows` rows, or more rows than those wait.
 

@@ -6,15 +6,18 @@ Bounds, states and executor accounting live here; the order of waiting tickets i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.batch import REASONS, Batch, BatchState
-from shoal.core.decisions import Decision, Dispatch, Expire, Refuse, Stage
+from shoal.core.composer import Composer
+from shoal.core.decisions import Decision, Dispatch, Drop, Expire, Refuse, Stage
 from shoal.core.expiry import ExpiryTimers
-from shoal.core.policy import FixedWindow, Plan
-from shoal.core.queue import WaitQueue
+from shoal.core.fixed import FixedComposer
+from shoal.core.latency import LatencyModel
+from shoal.core.ranked import RankedComposer
 from shoal.core.rules import FOREVER, Rules
 from shoal.core.snapshot import Snapshot, take_snapshot
 from shoal.core.split import Split, cut
@@ -30,10 +33,10 @@ _REFUSED: Final = TicketState.REFUSED
 _EXPIRED: Final = TicketState.EXPIRED
 _CANCELLED: Final = TicketState.CANCELLED
 _FAILED: Final = TicketState.FAILED
+_DROPPED: Final = TicketState.DROPPED
 _B_STAGED: Final = BatchState.STAGED
 _B_RUNNING: Final = BatchState.RUNNING
 _B_DONE: Final = BatchState.DONE
-_LASTING: Final = frozenset({"idle", "delay", "drain", "deadline", "full"})  # reasons that more tickets cannot take away
 _NO_TICKETS: Final[Sequence[Ticket]] = ()
 
 
@@ -59,21 +62,28 @@ class Scheduler:
     Costs: `submit`, `cancel`, `next_wakeup_ns` O(1) (a deadline out of order O(log n)); `poll` O(1) plus O(members) for each batch.
     """
 
-    def __init__(self, batching: BatchingSettings, queue: QueueSettings, *, executors: int = 1, stage: bool = False) -> None:
-        self._rules = rules = Rules(batching, queue)
-        self._policy = FixedWindow(rules)
-        self._queue = WaitQueue(rules.levels, rules.delay_expired)
-        self._timers = ExpiryTimers()
+    def __init__(
+        self,
+        batching: BatchingSettings,
+        queue: QueueSettings,
+        *,
+        executors: int = 1,
+        stage: bool = False,
+        latency: LatencyModel | None = None,
+    ) -> None:
+        self._batching = batching
+        self._queue_settings = queue
+        self._latency = latency if latency is not None else LatencyModel(margin_sigmas=batching.margin_sigmas)
         self._executors = executors
         self._stage = stage
-        self._one_lane = rules.levels == 1 and not rules.delay_expired and rules.default_timeout_ns == FOREVER
+        self._timers = ExpiryTimers()
+        self._apply(Rules(batching, queue))
         self._draining = False
         self._staged: Batch | None = None
         self._staged_seen = 0  # tickets ever queued when the staged batch was last formed
         self._running: set[Batch] = set()
         self._splits: dict[Ticket, Split] = {}
         self._reserved: dict[Ticket, tuple[int, int]] = {}
-        self._service_ns = 0  # a recent batch's duration, on the safe side; 0: nothing has run yet
 
         self._held_requests = 0  # RESERVED + WAITING + STAGED, what the bounds count
         self._held_rows = 0
@@ -90,8 +100,25 @@ class Scheduler:
         self._failed = 0
         self._expired = 0
         self._cancelled = 0
+        self._dropped = 0
         self._refused: dict[str, int] = {}
         self._batches: dict[str, int] = dict.fromkeys(REASONS, 0)
+
+    def _apply(self, rules: Rules) -> None:
+        """Begin to go by these rules, with an empty queue."""
+        self._rules = rules
+        composer: Composer
+        if rules.ranked:
+            composer = RankedComposer(rules, self._latency, self._executors)
+        else:
+            composer = FixedComposer(rules, self._timers)
+        self._composer = composer
+        self._queue = composer.queue
+        self._lanes_per_level = 1 if rules.ranked or not rules.delay_expired else 2
+        # The queue itself where it has one lane and nothing can expire: what the hot path writes to.
+        plain = rules.levels == 1 and not rules.delay_expired and rules.default_timeout_ns == FOREVER and not rules.level_bounds
+        self._fifo = composer.queue if isinstance(composer, FixedComposer) and plain else None
+        self._level_held: list[list[int]] = [[0, 0, 0] for _ in range(rules.levels)] if rules.level_bounds else []
 
     # ---------------------------------------------------------------- in
 
@@ -107,11 +134,23 @@ class Scheduler:
         self._reserved[ticket] = (ticket.rows, ticket.payload_bytes)
         self._reserved_rows += ticket.rows
         self._reserved_bytes += ticket.payload_bytes
-        self._held_requests += 1
-        self._held_rows += ticket.rows
-        self._held_bytes += ticket.payload_bytes
+        self._hold(ticket.level, 1, ticket.rows, ticket.payload_bytes)
         self._admitted += 1
         return None
+
+    def _hold(self, level: int, requests: int, rows: int, size: int) -> None:
+        """Count more (or, with negative amounts, less) of what the bounds count."""
+        self._held_requests += requests
+        self._held_rows += rows
+        self._held_bytes += size
+        if self._level_held:
+            self._hold_level(level, requests, rows, size)
+
+    def _hold_level(self, level: int, requests: int, rows: int, size: int) -> None:
+        held = self._level_held[(level or self._rules.default_level) - 1]
+        held[0] += requests
+        held[1] += rows
+        held[2] += size
 
     def turn_away(self) -> Refuse | None:
         """The refusal of a request of which no more is known than that it has a row, if there is no room for one; else None."""
@@ -147,30 +186,33 @@ class Scheduler:
             or self._held_requests >= rules.max_requests
             or self._held_rows + rows > rules.max_rows
             or self._held_bytes + size > rules.max_bytes
+            or self._level_held
+            or rules.max_cost != FOREVER
         ):
             refusal = self._refusal(ticket, rows, size, 1)
             if refusal is not None:
                 return self._refuse(ticket, refusal)
+        self._admitted += 1
+        fifo = self._fifo
+        if fifo is None or ticket.deadline_ns is not None or rows > rules.limit_rows:
+            self._hold(level, 1, rows, size)
+            self._enqueue(ticket, now_ns)
+            return None
         self._held_requests += 1
         self._held_rows += rows
         self._held_bytes += size
-        self._admitted += 1
-        if not self._one_lane or ticket.deadline_ns is not None or rows > rules.limit_rows:
-            self._enqueue(ticket, now_ns)
-            return None
         # What `_enqueue` and `WaitQueue.put` come to where nothing can expire and there is one lane: the hot path.
         ticket.state = _WAITING
         ticket.accepted_ns = now_ns
         self._queued += 1
-        queue = self._queue
-        if not queue.tickets:
-            queue.signature = ticket.signature
-            queue.mixed = False
-        elif ticket.signature is not queue.signature and ticket.signature != queue.signature:
-            queue.mixed = True
-        queue.tickets += 1
-        queue.rows += rows
-        queue.lanes[0].append(ticket)
+        if not fifo.tickets:
+            fifo.signature = ticket.signature
+            fifo.mixed = False
+        elif ticket.signature is not fifo.signature and ticket.signature != fifo.signature:
+            fifo.mixed = True
+        fifo.tickets += 1
+        fifo.rows += rows
+        fifo.lanes[0].append(ticket)
         return None
 
     def grow(self, ticket: Ticket, payload_bytes: int) -> Refuse | None:
@@ -186,7 +228,7 @@ class Scheduler:
             return self._refuse_held(ticket, refusal, held_rows, held_bytes)
         self._reserved[ticket] = (held_rows, payload_bytes)
         self._reserved_bytes += more_bytes
-        self._held_bytes += more_bytes
+        self._hold(ticket.level, 0, 0, more_bytes)
         return None
 
     def _submit_reserved(self, ticket: Ticket, now_ns: int) -> Refuse | None:
@@ -194,15 +236,12 @@ class Scheduler:
         refusal = self._refusal(ticket, ticket.rows - held_rows, ticket.payload_bytes - held_bytes, 0)
         if refusal is not None:
             return self._refuse_held(ticket, refusal, held_rows, held_bytes)
-        self._held_rows += ticket.rows - held_rows
-        self._held_bytes += ticket.payload_bytes - held_bytes
+        self._hold(ticket.level, 0, ticket.rows - held_rows, ticket.payload_bytes - held_bytes)
         self._enqueue(ticket, now_ns)
         return None
 
     def _refuse_held(self, ticket: Ticket, refusal: Refuse, held_rows: int, held_bytes: int) -> Refuse:
-        self._held_requests -= 1
-        self._held_rows -= held_rows
-        self._held_bytes -= held_bytes
+        self._hold(ticket.level, -1, -held_rows, -held_bytes)
         self._released += 1
         return self._refuse(ticket, refusal)
 
@@ -224,6 +263,10 @@ class Scheduler:
             return Refuse("bad_request", "rows", 1, rows)
         if rows > rules.limit_rows and not rules.split:
             return Refuse("too_large", "batch", rules.limit_rows, rows)
+        if rules.max_cost != FOREVER:
+            refusal = self._cost_refusal(ticket)
+            if refusal is not None:
+                return refusal
         # What would not fit into an empty queue can never succeed: that is the request's fault, not a full queue's.
         if 0 < rules.max_rows < rows:
             return Refuse("too_large", "rows", rules.max_rows, rows)
@@ -235,6 +278,33 @@ class Scheduler:
             return Refuse("queue_full", "rows", rules.max_rows, self._held_rows)
         if more_bytes > 0 and self._held_bytes + more_bytes > rules.max_bytes:
             return Refuse("queue_full", "bytes", rules.max_bytes, self._held_bytes)
+        if self._level_held:
+            return self._level_refusal(ticket, more_requests, more_rows, more_bytes)
+        return None
+
+    def _cost_refusal(self, ticket: Ticket) -> Refuse | None:
+        """Why no batch could ever hold this ticket's work, or None."""
+        rules = self._rules
+        rows = ticket.rows
+        cost = rules.cost_of(ticket)
+        if rows > rules.limit_rows and rules.split:
+            cost = cost * rules.limit_rows / rows  # of its largest piece
+        return Refuse("too_large", "cost", round(rules.max_cost), math.ceil(cost)) if cost > rules.max_cost else None
+
+    def _level_refusal(self, ticket: Ticket, more_requests: int, more_rows: int, more_bytes: int) -> Refuse | None:
+        """Why the ticket's level has no room for it, or None."""
+        policy = self._rules.of_level(ticket.level)
+        held = self._level_held[(ticket.level or self._rules.default_level) - 1]
+        if 0 < policy.max_rows < ticket.rows:
+            return Refuse("too_large", "rows", policy.max_rows, ticket.rows)
+        if 0 < policy.max_bytes < ticket.payload_bytes:
+            return Refuse("too_large", "bytes", policy.max_bytes, ticket.payload_bytes)
+        if held[0] + more_requests > policy.max_requests:
+            return Refuse("queue_full", "requests", policy.max_requests, held[0])
+        if more_rows > 0 and held[1] + more_rows > policy.max_rows:
+            return Refuse("queue_full", "rows", policy.max_rows, held[1])
+        if more_bytes > 0 and held[2] + more_bytes > policy.max_bytes:
+            return Refuse("queue_full", "bytes", policy.max_bytes, held[2])
         return None
 
     def _refuse(self, ticket: Ticket, refusal: Refuse) -> Refuse:
@@ -249,14 +319,18 @@ class Scheduler:
         self._queued += 1
         ticket.state = _WAITING
         ticket.accepted_ns = now_ns
-        ticket.lane = ((ticket.level or rules.default_level) - 1) * queue.stride
-        expiry_ns = FOREVER if rules.default_timeout_ns == FOREVER else now_ns + rules.default_timeout_ns
+        ticket.lane = ((ticket.level or rules.default_level) - 1) * self._lanes_per_level
+        policy = rules.of_level(ticket.level)
+        expiry_ns = policy.default_timeout_ns
+        if expiry_ns != FOREVER:
+            expiry_ns += now_ns
         own_ns = ticket.deadline_ns
-        if own_ns is not None and own_ns < expiry_ns and rules.override_timeout:
+        if own_ns is not None and own_ns < expiry_ns and policy.override_timeout:
             expiry_ns = own_ns
         ticket.expiry_ns = expiry_ns
         if expiry_ns != FOREVER:
             self._timers.add(ticket)
+        ticket.due_ns = expiry_ns if expiry_ns != FOREVER else now_ns + rules.objective_ns
         if ticket.rows <= rules.limit_rows:
             queue.put(ticket)
         else:
@@ -279,9 +353,7 @@ class Scheduler:
         state = ticket.state
         if state is _RESERVED:
             held_rows, held_bytes = self._release_reservation(ticket)
-            self._held_requests -= 1
-            self._held_rows -= held_rows
-            self._held_bytes -= held_bytes
+            self._hold(ticket.level, -1, -held_rows, -held_bytes)
             ticket.state = _CANCELLED
         elif state is _WAITING or state is _STAGED:
             self._leave(ticket, _CANCELLED)
@@ -292,8 +364,7 @@ class Scheduler:
 
     def _leave(self, ticket: Ticket, ending: TicketState) -> None:
         """Take a WAITING or STAGED ticket, with all its parts that do not run, out of the queue or the staged batch."""
-        self._held_requests -= 1
-        self._held_bytes -= ticket.payload_bytes
+        self._hold(ticket.level, -1, 0, -ticket.payload_bytes)
         if ticket.parts is None:
             self._remove(ticket, ending)
             return
@@ -307,7 +378,7 @@ class Scheduler:
     def _remove(self, ticket: Ticket, ending: TicketState) -> None:
         staged = ticket.state is _STAGED
         ticket.state = ending
-        self._held_rows -= ticket.rows
+        self._hold(ticket.level, 0, -ticket.rows, 0)
         if not staged:
             self._queue.forget(ticket)
             return
@@ -324,7 +395,7 @@ class Scheduler:
     def _expire(self, now_ns: int) -> list[Ticket]:
         ended: list[Ticket] = []
         for ticket in self._timers.pop_due(now_ns):
-            if not self._rules.delay_expired:
+            if not self._rules.of_level(ticket.level).delay_expired:
                 self._leave(ticket, _EXPIRED)
                 ended.append(ticket)
                 continue
@@ -350,8 +421,11 @@ class Scheduler:
         queue = self._queue
         free = self._executors - len(self._running)
         staged = self._staged
+        changed = False
         if staged is not None:
-            changed = self.wants_recall() and self._restage(staged, now_ns)
+            changed = self.wants_recall() and self._regrow(staged, now_ns, decisions)
+            staged = self._staged
+        if staged is not None:
             if free <= 0:
                 if changed:
                     decisions.append(Stage(staged))
@@ -360,85 +434,62 @@ class Scheduler:
             self._run(staged, now_ns)
             decisions.append(Dispatch(staged))
             free -= 1
-        if not queue.tickets:
-            return decisions
-        while free > 0:
-            plan = self._plan(now_ns)
-            if plan is None:
+        while free > 0 and queue.tickets:
+            batch = self._compose(now_ns, free, decisions)
+            if batch is None:
                 return decisions
-            batch = self._fill(Batch([], 0, None, ""), plan)
             self._run(batch, now_ns)
             decisions.append(Dispatch(batch))
             free -= 1
-            if not queue.tickets:
-                return decisions
-        if self._stage:
-            plan = self._plan(now_ns)
-            if plan is not None:
-                self._staged = batch = self._fill(Batch([], 0, None, ""), plan)
+        if self._stage and queue.tickets:
+            self._staged = batch = self._compose(now_ns, 0, decisions)
+            if batch is not None:
                 self._staged_seen = self._queued
                 decisions.append(Stage(batch))
         return decisions
 
-    def _latest_start_ns(self) -> int:
-        """The latest start that still meets the earliest deadline; FOREVER without one.
-
-        A quarter is added to the time that batches took lately. While that is unknown, a deadline inside the window means: now.
-        """
-        expiry_ns = self._timers.next_ns()
-        if expiry_ns == FOREVER:
-            return FOREVER
-        if self._service_ns:
-            return expiry_ns - self._service_ns - (self._service_ns >> 2)
-        return FOREVER if expiry_ns > self._queue.oldest_ns() + self._rules.max_delay_ns else 0
-
-    def _plan(self, now_ns: int) -> Plan | None:
-        latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
-        return self._policy.plan(self._queue, now_ns, latest_ns, self._draining)
-
-    def _fill(self, batch: Batch, plan: Plan) -> Batch:
-        """Move tickets from the queue into a batch that is empty, or that is to grow."""
-        queue = self._queue
-        if plan.by_signature:
-            stopped = queue.take_signature(plan.signature, plan.limit_rows, batch)
-        else:
-            stopped = queue.take(plan.limit_rows, batch)
-        batch.reason = plan.reason
-        if plan.reason != "preferred":
-            if self._rules.single or batch.rows >= self._rules.limit_rows:
-                batch.reason = "full"
-            elif stopped:
-                batch.reason = "shape"
+    def _compose(self, now_ns: int, idle: int, decisions: list[Decision]) -> Batch | None:
+        """The composer's next batch; what it gives up on the way ends, and is among the decisions."""
+        batch = self._composer.compose(now_ns, idle, self._draining)
+        hopeless = self._composer.take_dropped()
+        if hopeless:
+            self._drop(hopeless, decisions)
         return batch
 
-    def _restage(self, batch: Batch, now_ns: int) -> bool:
-        """Let the staged batch grow or be overtaken; whether its members changed.
+    def _drop(self, hopeless: list[Ticket], decisions: list[Decision]) -> None:
+        """End what the composer has taken out of its queue; of a cut ticket one piece takes all others along."""
+        ended: list[Ticket] = []
+        for ticket in hopeless:
+            self._hold(ticket.level, 0, -ticket.rows, 0)
+            parent = ticket.parent
+            if parent is None:
+                self._hold(ticket.level, -1, 0, -ticket.payload_bytes)
+                ended.append(ticket)
+                continue
+            if parent in self._splits:
+                self._leave(parent, _DROPPED)
+                ended.append(parent)
+            ticket.part_from_parent()
+        self._dropped += len(ended)
+        if ended:
+            decisions.append(Drop(ended))
 
-        It stays a batch even if a window would be open again: whoever holds it may start it at any moment.
-        """
-        queue = self._queue
-        members = batch.members
+    def _regrow(self, batch: Batch, now_ns: int, decisions: list[Decision]) -> bool:
+        """Let the staged batch change; whether it did. If all its members were dropped there is none any more."""
         self._staged_seen = self._queued
-        if batch.reason in _LASTING and not self._overtaken(batch) and not self._rules.reorder:
-            count = len(members)
-            if queue.tickets:
-                self._fill(batch, self._policy.everything(batch.reason))
-            return len(batch.members) != count
-        self._put_back(batch)
-        batch.members, batch.rows = [], 0
-        self._fill(batch, self._plan(now_ns) or self._policy.everything(batch.reason))
-        self._staged = batch
-        return batch.members != members
-
-    def _overtaken(self, batch: Batch) -> bool:
-        """Whether something waits that comes before the last member."""
-        last = batch.members[-1].lane
-        return last > 0 and any(self._queue.lanes[:last])
+        changed = self._composer.regrow(batch, now_ns, self._draining)
+        hopeless = self._composer.take_dropped()
+        if hopeless:
+            self._drop(hopeless, decisions)
+        if not batch.members:
+            batch.state = _B_DONE
+            self._staged = None
+        return changed
 
     def _put_back(self, batch: Batch) -> None:
         for ticket in batch.members:
             ticket.state = _WAITING
-        self._queue.put_back(batch.members, batch.rows)
+        self._composer.put_back(batch)
         self._staged = None
 
     def _run(self, batch: Batch, now_ns: int) -> None:
@@ -449,6 +500,10 @@ class Scheduler:
             ticket.state = _RUNNING
             size += ticket.payload_bytes
         requests = len(members)
+        if self._level_held:
+            for ticket in members:
+                whole = ticket.parent is None
+                self._hold_level(ticket.level, -whole, -ticket.rows, -ticket.payload_bytes)
         if self._splits:
             batch.cut = 0
             for ticket in members:
@@ -463,6 +518,8 @@ class Scheduler:
                     parent.state = _RUNNING
                     requests += 1
                     size += parent.payload_bytes
+                    if self._level_held:
+                        self._hold_level(parent.level, -1, 0, -parent.payload_bytes)
         self._held_requests -= requests
         self._held_rows -= batch.rows
         self._held_bytes -= size
@@ -472,6 +529,7 @@ class Scheduler:
         batch.started_ns = now_ns
         self._running.add(batch)
         self._batches[batch.reason] += 1
+        self._composer.started(batch, now_ns)
 
     # ---------------------------------------------------------------- what the driver reports
 
@@ -480,7 +538,7 @@ class Scheduler:
         staged = self._staged
         if staged is None or self._staged_seen == self._queued:
             return False
-        return staged.rows < self._rules.limit_rows or self._overtaken(staged)
+        return self._composer.may_change(staged)
 
     def recall(self, batch: Batch) -> None:
         """The driver took a STAGED batch back before it started: its members wait again, in their old places.
@@ -517,9 +575,7 @@ class Scheduler:
         self._running.remove(batch)
         self._running_rows -= batch.rows
         batch.state = _B_DONE
-        taken_ns = now_ns - batch.started_ns
-        decayed_ns = self._service_ns - (self._service_ns >> 5)
-        self._service_ns = max(taken_ns, decayed_ns, 1)
+        self._composer.completed(batch, now_ns - batch.started_ns)
         if all_answered and not batch.cut:
             for ticket in batch.members:
                 ticket.state = _ANSWERED
@@ -594,10 +650,10 @@ class Scheduler:
         the last one.
         """
         due_ns = self._timers.next_ns()
-        queue = self._queue
-        if queue.tickets and (len(self._running) < self._executors or (self._stage and self._staged is None)):
-            latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
-            due_ns = min(due_ns, self._policy.window_end_ns(queue, latest_ns, self._draining))
+        if self._queue.tickets:
+            idle = self._executors - len(self._running)
+            if idle > 0 or (self._stage and self._staged is None):
+                due_ns = min(due_ns, self._composer.wakeup_ns(max(idle, 0), self._draining))
         return None if due_ns == FOREVER else due_ns
 
     @property

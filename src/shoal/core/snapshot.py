@@ -29,7 +29,7 @@ class Snapshot:
     requests: as waiting until its last piece has started.
     `accepted` counts tickets for which room was held (by `reserve` or `submit`); of these `released` were refused when their
     body turned out larger than announced. accepted = reserved + waiting + running + answered + failed + expired + cancelled +
-    released. `refused` counts by bound. `oldest_wait_ns` is 0 where nothing waits. `service_ns` is a cautious estimate of how
+    dropped + released. `refused` counts by bound. `oldest_wait_ns` is 0 where nothing waits. `service_ns` is a cautious estimate of how
     long a batch takes, 0 before the first.
     """
 
@@ -59,6 +59,7 @@ class Snapshot:
     failed: int
     expired: int
     cancelled: int
+    dropped: int
     refused: Mapping[str, int]
     batches: Mapping[str, int]
 
@@ -69,9 +70,7 @@ def take_snapshot(scheduler: Scheduler, now_ns: int) -> Snapshot:
     queue = s._queue
     staged = s._staged
     oldest_ns = min((ticket.accepted_ns for ticket in staged.members), default=FOREVER) if staged else FOREVER
-    for lane in queue.lanes:
-        if lane:
-            oldest_ns = min(oldest_ns, lane[0].accepted_ns)
+    oldest_ns = min(oldest_ns, queue.longest_waiting_ns())
     return Snapshot(
         now_ns=now_ns,
         draining=s._draining,
@@ -91,7 +90,7 @@ def take_snapshot(scheduler: Scheduler, now_ns: int) -> Snapshot:
         running_requests=s._running_requests,
         running_rows=s._running_rows,
         oldest_wait_ns=0 if oldest_ns == FOREVER else now_ns - oldest_ns,
-        service_ns=s._service_ns,
+        service_ns=s._composer.service_ns,
         levels=tuple(LevelSnapshot(level, *figures) for level, figures in enumerate(queue.by_level(), start=1)),
         accepted=s._admitted,
         released=s._released,
@@ -99,6 +98,7 @@ def take_snapshot(scheduler: Scheduler, now_ns: int) -> Snapshot:
         failed=s._failed,
         expired=s._expired,
         cancelled=s._cancelled,
+        dropped=s._dropped,
         refused=dict(s._refused),
         batches=dict(s._batches),
     )

@@ -39,6 +39,11 @@ def cut(ticket: Ticket, limit_rows: int) -> list[Ticket]:
         piece.start_row = start_row
         piece.accepted_ns = ticket.accepted_ns
         piece.expiry_ns = FOREVER
+        piece.due_ns = ticket.due_ns
+        if ticket.length:
+            piece.length = ticket.length
+        if ticket.cost:
+            piece.cost = ticket.cost * piece.rows / ticket.rows
         piece.lane = ticket.lane
         piece.state = TicketState.WAITING
         pieces.append(piece)

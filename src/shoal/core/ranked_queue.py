@@ -1,0 +1,375 @@
+"""The wait queue of the ranked composer: levels with ageing, tenants inside a level, deadlines inside a tenant.
+
+Keeps order and adds up; decides nothing about batches. A *band* holds one level's tickets, one *flow* in it one tenant's, sorted by
+`due_ns`. Between the flows of a band goes start-time fair queueing: each flow has a virtual start tag, the lowest is served next and
+moves on by what was served over the flow's weight; a flow that was idle begins at the tag that is being served, so nobody saves up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
+
+from shoal.core.rules import FOREVER, Rules
+from shoal.core.ticket import Ticket, TicketState
+
+_WAITING: Final = TicketState.WAITING
+_SLACK: Final = 64  # dead entries that are put up with before they are swept out
+_OTHERS: Final = object()  # the flow that tenants beyond the bound share
+_DELAYED: Final = 1 << 63  # added to what a delayed ticket is sorted by: behind all others of its flow
+
+
+class Flow:
+    """One tenant's tickets in one band, by rising key; `keys[i]` is the `due_ns` of `tickets[i]`, equal ones in order of arrival.
+
+    `start` is the virtual start tag of the first; `share` is one over the tenant's weight.
+    """
+
+    __slots__ = ("keys", "share", "start", "tenant", "tickets")
+
+    def __init__(self, tenant: Hashable, share: float) -> None:
+        self.tenant = tenant
+        self.share = share
+        self.start = 0.0
+        self.keys: list[int] = []
+        self.tickets: list[Ticket] = []
+
+
+class Band:
+    """One level's tickets. `active` are the flows that are not empty; `virtual` is the tag of what was served last."""
+
+    __slots__ = ("active", "flows", "rows", "tickets", "virtual")
+
+    def __init__(self) -> None:
+        self.flows: dict[Hashable, Flow] = {}
+        self.active: list[Flow] = []
+        self.virtual = 0.0
+        self.tickets = 0
+        self.rows = 0
+
+    def count_from(self, key: int) -> int:
+        """How many tickets have at least this key."""
+        return sum([len(flow.keys) - bisect_left(flow.keys, key) for flow in self.active])
+
+    def first_key(self) -> int:
+        """The smallest key; FOREVER for an empty band."""
+        return min([flow.keys[0] for flow in self.active], default=FOREVER)
+
+
+class RankedQueue:
+    """Bands in order: first the tickets that have waited too long altogether, then level 1, 2, …
+
+    `ticket.lane` is the band that it stands in, counted from -1. With ageing a ticket moves up one band each `aging_ns` that it has
+    waited; `promote` does that, and has to be called before the order is looked at.
+
+    While `mixed` is False every waiting ticket has the signature `signature`.
+    """
+
+    __slots__ = (
+        "_aging_ns",
+        "_by_deadline",
+        "_climbs",
+        "_fair",
+        "_rules",
+        "_seniors",
+        "_sequence",
+        "bands",
+        "mixed",
+        "rows",
+        "signature",
+        "tickets",
+    )
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._fair = rules.fair
+        self._by_deadline = rules.by_deadline
+        self._aging_ns = rules.aging_ns
+        self.bands = [Band() for _ in range(rules.levels + 1)]
+        self.tickets = 0
+        self.rows = 0
+        self.signature: Hashable = None
+        self.mixed = False
+        self._seniors: deque[Ticket] = deque()  # by time of acceptance; some have left
+        self._climbs: list[tuple[int, int, Ticket]] = []  # a heap: when each moves up; some have left, or moved
+        self._sequence = 0
+
+    # ---------------------------------------------------------------- in and out
+
+    def put(self, ticket: Ticket) -> None:
+        """Take in a WAITING ticket whose `lane`, `accepted_ns` and `due_ns` are set."""
+        if not self._by_deadline:
+            ticket.due_ns = ticket.accepted_ns
+        if self.tickets:
+            if ticket.signature is not self.signature and ticket.signature != self.signature:
+                self.mixed = True
+        else:
+            self.signature = ticket.signature
+            self.mixed = False
+            self._seniors.clear()
+            self._climbs.clear()
+        seniors = self._seniors
+        seniors.append(ticket)
+        if len(seniors) > 2 * self.tickets + _SLACK:
+            self._seniors = deque([senior for senior in seniors if senior.state is _WAITING])
+        if self._aging_ns != FOREVER:
+            self._watch(ticket)
+        self._insert(ticket)
+
+    def _insert(self, ticket: Ticket) -> Flow:
+        band = self.bands[ticket.lane + 1]
+        tenant = ticket.tenant if self._fair else None
+        flow = band.flows.get(tenant)
+        if flow is None:
+            flow = self._open_flow(band, tenant)
+        keys = flow.keys
+        key = ticket.due_ns
+        if not keys:
+            if flow.start < band.virtual:
+                flow.start = band.virtual
+            band.active.append(flow)
+            keys.append(key)
+            flow.tickets.append(ticket)
+        elif key >= keys[-1]:
+            keys.append(key)
+            flow.tickets.append(ticket)
+        else:
+            index = bisect_right(keys, key)
+            keys.insert(index, key)
+            flow.tickets.insert(index, ticket)
+        rows = ticket.rows
+        band.tickets += 1
+        band.rows += rows
+        self.tickets += 1
+        self.rows += rows
+        return flow
+
+    def _open_flow(self, band: Band, tenant: Hashable) -> Flow:
+        """A flow for a tenant that has none in this band; beyond the bound the one for all others."""
+        weights = self._rules.weights
+        flows = band.flows
+        if tenant not in weights and len(flows) >= self._rules.max_tenants:
+            for name in [name for name, flow in flows.items() if not flow.keys and flow.start <= band.virtual]:
+                del flows[name]  # has no ticket and no debt: as good as new when it comes again
+            if len(flows) >= self._rules.max_tenants:
+                tenant = _OTHERS
+        flow = flows.get(tenant)
+        if flow is None:
+            weight = weights.get(tenant, 1.0) if isinstance(tenant, str) else 1.0
+            flow = flows[tenant] = Flow(tenant, 1.0 / weight)
+        return flow
+
+    def _find(self, ticket: Ticket) -> tuple[Band, Flow, int]:
+        band = self.bands[ticket.lane + 1]
+        flow = band.flows.get(ticket.tenant if self._fair else None)
+        for candidate in (flow, band.flows.get(_OTHERS)):
+            if candidate is None:
+                continue
+            first = bisect_left(candidate.keys, ticket.due_ns)
+            try:
+                return band, candidate, candidate.tickets.index(ticket, first)
+            except ValueError:
+                continue
+        raise AssertionError("a waiting ticket is not in its flow")
+
+    def forget(self, ticket: Ticket) -> None:
+        """Take a ticket out, wherever it stands."""
+        band, flow, index = self._find(ticket)
+        del flow.keys[index], flow.tickets[index]
+        self.left(band, flow, 1, ticket.rows)
+
+    def left(self, band: Band, flow: Flow, tickets: int, rows: int) -> None:
+        """Count tickets that have just been taken out of a flow's lists."""
+        band.tickets -= tickets
+        band.rows -= rows
+        self.tickets -= tickets
+        self.rows -= rows
+        if not flow.keys:
+            band.active.remove(flow)
+            if not band.active:  # a new round begins: no debts, no lead
+                band.flows.clear()
+                band.virtual = 0.0
+
+    def serve(self, members: Sequence[Ticket]) -> None:
+        """Take out tickets that are to run, and charge their tenants; each tenant's are given in the order of its flow."""
+        bands = self.bands
+        groups: dict[Flow, list[Ticket]] = {}
+        if not self._fair and members[0].lane == members[-1].lane:  # levels come in order, so all are of one
+            groups[bands[members[0].lane + 1].active[0]] = list(members)
+        else:
+            for ticket in members:
+                flows = bands[ticket.lane + 1].flows
+                flow = flows.get(ticket.tenant if self._fair else None)
+                if flow is None or not flow.keys or flow.keys[0] > ticket.due_ns or flow.tickets[0].tenant != ticket.tenant:
+                    flow = self._find(ticket)[1]
+                group = groups.get(flow)
+                if group is None:
+                    groups[flow] = [ticket]
+                else:
+                    group.append(ticket)
+        for flow, group in groups.items():
+            self._serve_flow(bands[group[0].lane + 1], flow, group)
+
+    def _serve_flow(self, band: Band, flow: Flow, group: list[Ticket]) -> None:
+        keys, tickets = flow.keys, flow.tickets
+        count = len(group)
+        first = 0 if tickets[0] is group[0] else tickets.index(group[0], bisect_left(keys, group[0].due_ns))
+        if tickets[first : first + count] == group:
+            del keys[first : first + count], tickets[first : first + count]
+        else:
+            for ticket in group:
+                index = tickets.index(ticket, bisect_left(keys, ticket.due_ns))
+                del keys[index], tickets[index]
+        cost_of = self._rules.cost_of
+        last = cost_of(group[-1])
+        total = sum([cost_of(ticket) for ticket in group])
+        flow.start += total * flow.share
+        band.virtual = max(band.virtual, flow.start - last * flow.share)
+        self.left(band, flow, count, sum([ticket.rows for ticket in group]))
+
+    def put_back(self, members: Sequence[Ticket]) -> None:
+        """Tickets that were served but have not run wait again, in their old places, and are charged for no longer."""
+        seniors = self._seniors
+        if not self.tickets:
+            seniors.clear()
+            self._climbs.clear()
+            self.signature = members[0].signature
+            self.mixed = False
+        elif members[0].signature != self.signature:
+            self.mixed = True
+        for ticket in sorted(members, key=lambda member: member.accepted_ns, reverse=True):
+            if not seniors or ticket.accepted_ns <= seniors[0].accepted_ns:
+                seniors.appendleft(ticket)
+        for ticket in members:
+            if self._aging_ns != FOREVER:
+                self._watch(ticket)
+            flow = self._insert(ticket)
+            flow.start -= self._rules.cost_of(ticket) * flow.share
+
+    def to_delayed(self, ticket: Ticket) -> None:
+        """Move a WAITING ticket behind all others of its tenant and level. Once per ticket."""
+        self.forget(ticket)
+        ticket.due_ns += _DELAYED
+        self._reinsert(ticket)
+
+    def _reinsert(self, ticket: Ticket) -> None:
+        if not self.tickets:
+            self.signature = ticket.signature
+            self.mixed = False
+        self._insert(ticket)
+
+    # ---------------------------------------------------------------- ageing
+
+    def _climb_ns(self, ticket: Ticket) -> int:
+        """When a ticket moves up from where it stands."""
+        level = ticket.level or self._rules.default_level
+        return ticket.accepted_ns + (level - ticket.lane) * self._aging_ns
+
+    def _watch(self, ticket: Ticket) -> None:
+        if ticket.lane < 0:
+            return
+        climbs = self._climbs
+        self._sequence += 1
+        heappush(climbs, (self._climb_ns(ticket), self._sequence, ticket))
+        if len(climbs) > 2 * self.tickets + _SLACK:
+            self._climbs = [entry for entry in climbs if entry[2].state is _WAITING]
+            heapify(self._climbs)
+
+    def promote(self, now_ns: int) -> None:
+        """Move up whatever has waited long enough."""
+        while self._climbs and self._climbs[0][0] <= now_ns:
+            due_ns, _, ticket = heappop(self._climbs)
+            if ticket.state is not _WAITING or ticket.lane < 0 or due_ns != self._climb_ns(ticket):
+                continue
+            self.forget(ticket)
+            ticket.lane -= 1
+            self._reinsert(ticket)
+            self._watch(ticket)
+
+    # ---------------------------------------------------------------- looking
+
+    def oldest_ns(self) -> int:
+        """When the longest waiting ticket was accepted; FOREVER if none waits."""
+        if not self.tickets:
+            return FOREVER
+        seniors = self._seniors
+        while seniors[0].state is not _WAITING:
+            seniors.popleft()
+        return seniors[0].accepted_ns
+
+    longest_waiting_ns = oldest_ns
+
+    def first_due_ns(self) -> int:
+        """The earliest deadline of all; FOREVER or more without one."""
+        return min([band.first_key() for band in self.bands if band.tickets], default=FOREVER)
+
+    def by_level(self) -> list[tuple[int, int]]:
+        """Tickets and rows of each level, highest first; those that have waited too long altogether count with the first."""
+        figures = [(band.tickets, band.rows) for band in self.bands]
+        return [(figures[0][0] + figures[1][0], figures[0][1] + figures[1][1]), *figures[2:]]
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The waiting tickets, in the order in which they would be served as things stand."""
+        for band in self.bands:
+            yield from in_order(band, [(flow, flow.tickets, 0) for flow in band.active], self._rules)
+
+    def faults(self) -> list[str]:
+        """Every law of the queue's own that does not hold. O(waiting)."""
+        found: list[str] = []
+        seniors = {id(ticket) for ticket in self._seniors}
+        for lane, band in enumerate(self.bands, start=-1):
+            flows = [flow for flow in band.flows.values() if flow.keys]
+            if {id(flow) for flow in flows} != {id(flow) for flow in band.active} or len(flows) != len(band.active):
+                found.append("the active flows are not those with tickets")
+            tickets = [ticket for flow in flows for ticket in flow.tickets]
+            if band.tickets != len(tickets) or band.rows != sum(ticket.rows for ticket in tickets):
+                found.append("a band miscounts")
+            if any(flow.keys != [ticket.due_ns for ticket in flow.tickets] or flow.keys != sorted(flow.keys) for flow in flows):
+                found.append("a flow is out of order")
+            if any(ticket.lane != lane or ticket.state is not _WAITING for ticket in tickets):
+                found.append("a ticket stands in the wrong band")
+            if not seniors.issuperset(map(id, tickets)):
+                found.append("a waiting ticket's age is not watched")
+            named = [flow for flow in band.flows.values() if flow.tenant not in self._rules.weights]
+            if len(named) > self._rules.max_tenants + 1:
+                found.append("more tenants than the bound")
+        times = [ticket.accepted_ns for ticket in self._seniors]
+        if times != sorted(times):
+            found.append("the seniors are out of order")
+        if self.tickets != sum(band.tickets for band in self.bands) or self.rows != sum(band.rows for band in self.bands):
+            found.append("the queue miscounts")
+        if not self.mixed and any(ticket.signature != self.signature for ticket in self):
+            found.append("the queue is mixed and does not know it")
+        if len(self._seniors) > 2 * self.tickets + 2 * _SLACK or len(self._climbs) > 2 * self.tickets + 2 * _SLACK:
+            found.append("dead tickets pile up in the queue")
+        return found
+
+
+def in_order(band: Band, views: Sequence[tuple[Flow, Sequence[Ticket], int]], rules: Rules) -> Iterator[Ticket]:
+    """Tickets of a band by start-time fair queueing, without serving them: `views` give each flow's tickets, and the first to take.
+
+    A flow of which a view shows only some tickets is served as if it had no others.
+    """
+    heap = [
+        (flow.start, position, flow.share, tickets, index)
+        for position, (flow, tickets, index) in enumerate(views)
+        if index < len(tickets)
+    ]
+    if len(heap) == 1:
+        _, _, _, tickets, index = heap[0]
+        yield from tickets[index:]
+        return
+    heapify(heap)
+    cost_of = rules.cost_of
+    while heap:
+        start, position, share, tickets, index = heap[0]
+        ticket = tickets[index]
+        yield ticket
+        index += 1
+        if index < len(tickets):
+            heapreplace(heap, (start + cost_of(ticket) * share, position, share, tickets, index))
+        else:
+            heappop(heap)
