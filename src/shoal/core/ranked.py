@@ -1,6 +1,6 @@
 """The ranked composer: which of the waiting requests run next, together, and when.
 
-Order is the queue's (`ranked_queue`): levels with ageing, tenants by weight, deadlines. Here a batch is made of it: of one signature,
+Order is the queue's (`ranked_queue`): levels with ageing, tenants by weight, deadlines. Here a batch is made of it: one signature,
 within its budget, of lengths that go well together, large enough and no larger than its deadlines allow (`selection`), at the time
 that the rule for starting says (`pacing`). Nothing here counts bounds or ends tickets; what cannot be answered in time any more is
 handed to the scheduler by `take_dropped`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
-from heapq import heapify, heappop, heapreplace, nlargest
+from heapq import nlargest
 from itertools import islice
 from typing import Final
 
@@ -29,6 +29,9 @@ _DROPPED: Final = TicketState.DROPPED
 
 View = tuple[Flow, Sequence[int], Sequence[Ticket]]
 """A flow with those of its keys and tickets that may be taken: its own lists, or a selection of one signature."""
+
+Entry = tuple[Flow, Sequence[Ticket], int]
+"""A flow with its tickets that may be taken, and the index of the first of them."""
 
 
 class _Draft:
@@ -228,7 +231,7 @@ class RankedComposer:
         else:
             self._take_fitting(draft, in_order(band, entries, self._rules), start_ns, limit, bool(cutoff_ns))
 
-    def _take_rows(self, draft: _Draft, band: Band, entries: Sequence[tuple[Flow, Sequence[Ticket], int]], limit: int) -> None:
+    def _take_rows(self, draft: _Draft, band: Band, entries: Sequence[Entry], limit: int) -> None:
         """The usual case: every ticket is one row, and rows are all that counts."""
         room = max(limit, 1) - draft.rows
         if len(entries) == 1:
@@ -297,7 +300,7 @@ class RankedComposer:
         self,
         draft: _Draft,
         band: Band,
-        entries: Sequence[tuple[Flow, Sequence[Ticket], int]],
+        entries: Sequence[Entry],
         start_ns: int,
         limit: int,
         timed: bool,
@@ -349,10 +352,7 @@ class RankedComposer:
                 keys = flow.keys
                 if keys[0] >= least_ns and not self._by_work:
                     continue
-                if self._by_work:
-                    count = self._hopeless_of(flow, start_ns)
-                else:
-                    count = bisect_left(keys, least_ns)
+                count = self._hopeless_of(flow, start_ns) if self._by_work else bisect_left(keys, least_ns)
                 if count:
                     self._drop(band, flow, count)
 
@@ -376,7 +376,7 @@ class RankedComposer:
         self.losses.lost(dropped)
 
     def _cutoff(self, views: list[View], band: Band, start_ns: int, limit: int) -> tuple[int, int]:
-        """The batch that serves most in time: its rows, and the earliest deadline that may be in it. Views may lose what is dropped."""
+        """The batch that serves most in time: its rows, and the earliest deadline that may be in it. Views lose what is dropped."""
         first_ns = min([keys[0] for _, keys, _ in views])
         full_ns = start_ns + self._span(limit)
         if first_ns >= full_ns:

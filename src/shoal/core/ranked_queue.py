@@ -1,7 +1,7 @@
 """The wait queue of the ranked composer: levels with ageing, tenants inside a level, deadlines inside a tenant.
 
 Keeps order and adds up; decides nothing about batches. A *band* holds one level's tickets, one *flow* in it one tenant's, sorted by
-`due_ns`. Between the flows of a band goes start-time fair queueing: each flow has a virtual start tag, the lowest is served next and
+`due_ns`. Between the flows of a band goes start-time fair queueing: each flow has a virtual start tag; the lowest is served and
 moves on by what was served over the flow's weight; a flow that was idle begins at the tag that is being served, so nobody saves up.
 """
 

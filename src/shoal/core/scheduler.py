@@ -107,14 +107,11 @@ class Scheduler:
     def _apply(self, rules: Rules) -> None:
         """Begin to go by these rules, with an empty queue."""
         self._rules = rules
-        composer: Composer
-        if rules.ranked:
-            composer = RankedComposer(rules, self._latency, self._executors)
-        else:
-            composer = FixedComposer(rules, self._timers)
-        self._composer = composer
+        ranked = rules.ranked
+        composer = RankedComposer(rules, self._latency, self._executors) if ranked else FixedComposer(rules, self._timers)
+        self._composer: Composer = composer
         self._queue = composer.queue
-        self._lanes_per_level = 1 if rules.ranked or not rules.delay_expired else 2
+        self._lanes_per_level = 1 if ranked or not rules.delay_expired else 2
         # The queue itself where it has one lane and nothing can expire: what the hot path writes to.
         plain = rules.levels == 1 and not rules.delay_expired and rules.default_timeout_ns == FOREVER and not rules.level_bounds
         self._fifo = composer.queue if isinstance(composer, FixedComposer) and plain else None

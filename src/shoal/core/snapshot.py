@@ -29,8 +29,8 @@ class Snapshot:
     requests: as waiting until its last piece has started.
     `accepted` counts tickets for which room was held (by `reserve` or `submit`); of these `released` were refused when their
     body turned out larger than announced. accepted = reserved + waiting + running + answered + failed + expired + cancelled +
-    dropped + released. `refused` counts by bound. `oldest_wait_ns` is 0 where nothing waits. `service_ns` is a cautious estimate of how
-    long a batch takes, 0 before the first.
+    dropped + released. `refused` counts by bound. `oldest_wait_ns` is 0 where nothing waits. `service_ns` is a cautious estimate of
+    how long a batch takes, 0 before the first.
     """
 
     now_ns: int

@@ -35,11 +35,11 @@ class Ticket:
     Written by the owner before `reserve`/`submit`: `rows` (at least 1), `payload_bytes`, `signature` (tickets batch together only
     when equal), `level` (1 is highest), `tenant`, `deadline_ns` (absolute, or None), `payload` (opaque), `on_end` (called
     once by the engine with the ticket, never by the scheduler), `owner` (opaque, for `on_end`), `length` (of its longest row, where
-    rows of different length share a batch; else 0), `cost` (in the units of `max_batch_cost` where a function says so; 0: its rows).
+    rows of different length share a batch; else 0), `cost` (in the unit of `max_batch_cost` where a function says it; 0: its rows).
 
     Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
-    queue's timeout), `due_ns` (what earliest-deadline order goes by), `lane` (its place in the wait queue), `parts` (the pieces of a ticket larger
-    than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
+    queue's timeout), `due_ns` (what earliest-deadline order goes by), `lane` (its place in the wait queue), `parts` (the pieces of a
+    ticket larger than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
 
     Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
     """
