@@ -23,8 +23,9 @@ class Batch:
     """Members in order, their total rows, why it was sent, and when it was started.
 
     `reason` is one of REASONS: the row limit is reached (`full`), or another budget is (`budget`); the oldest waited `max_delay`
-    (`delay`); no delay is set and a slot was free (`idle`); a `preferred` size was reached; it could not grow, because the next in order differs or does not fit (`shape`); the
-    queue is being flushed (`drain`); waiting longer would have missed a deadline (`deadline`).
+    (`delay`); no delay is set and a slot was free (`idle`); a `preferred` size was reached; it could not grow, because the next in
+    order differs or does not fit (`shape`); the queue is being flushed (`drain`); waiting longer would have missed a deadline
+    (`deadline`).
     """
 
     __slots__ = ("cut", "members", "reason", "rows", "signature", "started_ns", "state")

@@ -31,6 +31,10 @@ class Queue(Protocol):
         """Move a WAITING ticket behind all others of its level."""
         ...
 
+    def is_delayed(self, ticket: Ticket) -> bool:
+        """Whether a WAITING ticket was moved behind the others."""
+        ...
+
     def longest_waiting_ns(self) -> int:
         """When the longest waiting ticket was accepted; FOREVER if none waits."""
         ...

@@ -16,7 +16,7 @@ _BEHIND: Final = 0.05
 
 
 class Losses:
-    """Shares of tickets that were dropped, overall and by class: tickets are of one class when their objectives are much the same."""
+    """Shares of tickets that were dropped, overall and by class; tickets are of one class when their objectives are alike."""
 
     __slots__ = ("_classes", "share")
 

@@ -101,6 +101,10 @@ class WaitQueue:
         ticket.lane += 1
         self.lanes[ticket.lane].append(ticket)
 
+    def is_delayed(self, ticket: Ticket) -> bool:
+        """Whether a WAITING ticket was moved behind the others."""
+        return self.stride == 2 and ticket.lane % 2 == 1
+
     def has_delayed(self) -> bool:
         """Whether a ticket waits that has been moved behind the others."""
         return self.stride == 2 and any(self.lanes[1::2])

@@ -369,9 +369,9 @@ class RankedComposer:
         """Take a flow's first tickets out for good."""
         dropped = flow.tickets[:count]
         del flow.tickets[:count], flow.keys[:count]
-        self.queue.left(band, flow, count, sum([ticket.rows for ticket in dropped]))
         for ticket in dropped:
             ticket.state = _DROPPED
+        self.queue.left(band, flow, count, sum([ticket.rows for ticket in dropped]))
         self._dropped += dropped
         self.losses.lost(dropped)
 
@@ -449,9 +449,9 @@ class RankedComposer:
     def _batch(self, draft: _Draft, reason: str) -> Batch:
         """Take the members out of the queue and charge their flows."""
         members = draft.members
-        self.queue.serve(members)
         for ticket in members:
             ticket.state = _STAGED
+        self.queue.serve(members)
         if self._rules.single or draft.rows >= self._rules.limit_rows:
             reason = "full"
         elif draft.stopped and reason != "preferred":

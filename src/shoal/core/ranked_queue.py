@@ -113,8 +113,6 @@ class RankedQueue:
             self._climbs.clear()
         seniors = self._seniors
         seniors.append(ticket)
-        if len(seniors) > 2 * self.tickets + _SLACK:
-            self._seniors = deque([senior for senior in seniors if senior.state is _WAITING])
         if self._aging_ns != FOREVER:
             self._watch(ticket)
         self._insert(ticket)
@@ -182,7 +180,7 @@ class RankedQueue:
         self.left(band, flow, 1, ticket.rows)
 
     def left(self, band: Band, flow: Flow, tickets: int, rows: int) -> None:
-        """Count tickets that have just been taken out of a flow's lists."""
+        """Count tickets that have just been taken out of a flow's lists, and are no longer WAITING if they are gone for good."""
         band.tickets -= tickets
         band.rows -= rows
         self.tickets -= tickets
@@ -192,9 +190,15 @@ class RankedQueue:
             if not band.active:  # a new round begins: no debts, no lead
                 band.flows.clear()
                 band.virtual = 0.0
+        most = 2 * self.tickets + _SLACK
+        if len(self._seniors) > most:
+            self._seniors = deque([ticket for ticket in self._seniors if ticket.state is _WAITING])
+        if len(self._climbs) > most:
+            self._climbs = [entry for entry in self._climbs if entry[2].state is _WAITING]
+            heapify(self._climbs)
 
     def serve(self, members: Sequence[Ticket]) -> None:
-        """Take out tickets that are to run, and charge their tenants; each tenant's are given in the order of its flow."""
+        """Take out tickets that are to run (STAGED), and charge their tenants; each tenant's are given in the order of its flow."""
         bands = self.bands
         groups: dict[Flow, list[Ticket]] = {}
         if not self._fair and members[0].lane == members[-1].lane:  # levels come in order, so all are of one
@@ -255,6 +259,10 @@ class RankedQueue:
         ticket.due_ns += _DELAYED
         self._reinsert(ticket)
 
+    def is_delayed(self, ticket: Ticket) -> bool:
+        """Whether a WAITING ticket was moved behind the others."""
+        return ticket.due_ns >= _DELAYED
+
     def _reinsert(self, ticket: Ticket) -> None:
         if not self.tickets:
             self.signature = ticket.signature
@@ -274,9 +282,6 @@ class RankedQueue:
         climbs = self._climbs
         self._sequence += 1
         heappush(climbs, (self._climb_ns(ticket), self._sequence, ticket))
-        if len(climbs) > 2 * self.tickets + _SLACK:
-            self._climbs = [entry for entry in climbs if entry[2].state is _WAITING]
-            heapify(self._climbs)
 
     def promote(self, now_ns: int) -> None:
         """Move up whatever has waited long enough."""

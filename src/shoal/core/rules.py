@@ -38,9 +38,9 @@ class LevelRules(NamedTuple):
 class Rules:
     """The settings of one model's scheduler.
 
-    `limit_rows` is the most rows in one batch; `single` means that every request runs alone, whatever its rows (a
-    `max_batch_size` of 0). `full_rows` is the size from which a batch cannot grow: the largest preferred size, or the limit where
-    none is preferred (Triton's rule). `preferred` is empty where it cannot matter.
+    `limit_rows` is the most rows in one batch, `most_rows` what it would be without a cap of `cap_rows`; `single` means that every
+    request runs alone, whatever its rows (a `max_batch_size` of 0). `full_rows` is the size from which a batch cannot grow: the
+    largest preferred size, or the limit where none is preferred (Triton's rule). `preferred` is empty where it cannot matter.
 
     `max_cost` bounds the work of a batch, counted in `cost_unit`; a budget in rows is a part of `limit_rows`. `padded` and `ragged`
     say that rows of different length share a batch, at the price of its longest row or of their sum. `objective_ns` is FOREVER
@@ -70,6 +70,7 @@ class Rules:
         "max_requests",
         "max_rows",
         "max_tenants",
+        "most_rows",
         "objective_ns",
         "padded",
         "preferred",
@@ -83,8 +84,8 @@ class Rules:
         "window_rows",
     )
 
-    def __init__(self, batching: BatchingSettings, queue: QueueSettings) -> None:
-        self._set_batch(batching)
+    def __init__(self, batching: BatchingSettings, queue: QueueSettings, cap_rows: int | None = None) -> None:
+        self._set_batch(batching, cap_rows)
         self._set_bounds(queue)
         self.adaptive = batching.mode == "adaptive"
         self.adaptive_start = batching.adaptive_start
@@ -107,7 +108,7 @@ class Rules:
             or self.ragged
         )
 
-    def _set_batch(self, batching: BatchingSettings) -> None:
+    def _set_batch(self, batching: BatchingSettings, cap_rows: int | None) -> None:
         self.single = batching.max_batch_size <= 0
         self.limit_rows = FOREVER if self.single else batching.max_batch_size
         self.cost_unit = batching.cost if batching.cost in ("rows", "tokens") else "function"
@@ -117,6 +118,9 @@ class Rules:
                 self.limit_rows = max(1, min(self.limit_rows, int(batching.max_batch_cost)))
             else:
                 self.max_cost = batching.max_batch_cost
+        self.most_rows = self.limit_rows
+        if cap_rows is not None:
+            self.limit_rows = max(1, min(self.limit_rows, cap_rows))
         policies = {length.policy for length in batching.lengths.values()}
         self.padded = not self.single and not policies.isdisjoint(("pad", "bucket"))
         self.ragged = not self.single and "ragged" in policies and not self.padded

@@ -77,6 +77,8 @@ class Scheduler:
         self._executors = executors
         self._stage = stage
         self._timers = ExpiryTimers()
+        self._cap_rows: int | None = None
+        self._settings_since_ns = -1
         self._apply(Rules(batching, queue))
         self._draining = False
         self._staged: Batch | None = None
@@ -258,8 +260,8 @@ class Scheduler:
             return Refuse("bad_request", "priority", rules.levels, ticket.level)
         if rows < 1:
             return Refuse("bad_request", "rows", 1, rows)
-        if rows > rules.limit_rows and not rules.split:
-            return Refuse("too_large", "batch", rules.limit_rows, rows)
+        if rows > rules.most_rows and not rules.split:
+            return Refuse("too_large", "batch", rules.most_rows, rows)
         if rules.max_cost != FOREVER:
             refusal = self._cost_refusal(ticket)
             if refusal is not None:
@@ -316,7 +318,6 @@ class Scheduler:
         self._queued += 1
         ticket.state = _WAITING
         ticket.accepted_ns = now_ns
-        ticket.lane = ((ticket.level or rules.default_level) - 1) * self._lanes_per_level
         policy = rules.of_level(ticket.level)
         expiry_ns = policy.default_timeout_ns
         if expiry_ns != FOREVER:
@@ -327,8 +328,8 @@ class Scheduler:
         ticket.expiry_ns = expiry_ns
         if expiry_ns != FOREVER:
             self._timers.add(ticket)
-        ticket.due_ns = expiry_ns if expiry_ns != FOREVER else now_ns + rules.objective_ns
-        if ticket.rows <= rules.limit_rows:
+        self._place(ticket, expiry_ns)
+        if ticket.rows <= rules.limit_rows or not rules.split:
             queue.put(ticket)
         else:
             parts = cut(ticket, rules.limit_rows)
@@ -336,6 +337,12 @@ class Scheduler:
             self._splits[ticket] = Split(len(parts))
             for part in parts:
                 queue.put(part)
+
+    def _place(self, ticket: Ticket, expiry_ns: int) -> None:
+        """Write down what the order goes by."""
+        rules = self._rules
+        ticket.lane = ((ticket.level or rules.default_level) - 1) * self._lanes_per_level
+        ticket.due_ns = expiry_ns if expiry_ns != FOREVER else ticket.accepted_ns + rules.objective_ns
 
     # ---------------------------------------------------------------- early endings
 
@@ -637,6 +644,51 @@ class Scheduler:
     def drain(self, now_ns: int) -> None:
         """Refuse whatever comes; send what waits without waiting for windows. A RESERVED ticket may still be submitted."""
         self._draining = True
+
+    # ---------------------------------------------------------------- other settings
+
+    def reconfigure(self, batching: BatchingSettings, queue: QueueSettings, now_ns: int) -> None:
+        """Go by other settings from now on; call `poll` afterwards. A staged batch has to be recalled (or started) before.
+
+        Nothing is lost: what waits goes on waiting under the new rules, in order of acceptance, with the timeouts that it was
+        accepted under. What exceeds a new bound stays, and nothing more is accepted until there is room; a ticket larger than a new
+        limit runs alone. Tickets on a level that there is no longer go to the lowest. Raises ValueError while a batch is staged.
+        """
+        if self._staged is not None:
+            raise ValueError("a staged batch must be recalled before settings change")
+        self._batching, self._queue_settings = batching, queue
+        self._settings_since_ns = now_ns
+        rules = Rules(batching, queue, self._cap_rows)
+        waiting = sorted(self._queue, key=lambda ticket: ticket.accepted_ns)
+        delayed = {ticket for ticket in waiting if self._queue.is_delayed(ticket)}
+        for ticket in (*self._reserved, *waiting, *self._splits):
+            ticket.level = min(ticket.level, rules.levels)
+        self._apply(rules)
+        for batch in self.running_batches():
+            self._composer.started(batch, batch.started_ns)
+        for ticket in waiting:
+            self._place(ticket, (ticket.parent or ticket).expiry_ns)
+            self._queue.put(ticket)
+            if ticket in delayed and rules.of_level(ticket.level).delay_expired:
+                self._queue.to_delayed(ticket)
+        if not self._level_held:
+            return
+        for ticket, (rows, size) in self._reserved.items():
+            self._hold_level(ticket.level, 1, rows, size)
+        for ticket in waiting:
+            self._hold_level(ticket.level, ticket.parent is None, ticket.rows, ticket.payload_bytes)
+        for parent, split in self._splits.items():
+            if split.unstarted:
+                self._hold_level(parent.level, 1, 0, parent.payload_bytes)
+
+    def cap_rows(self, rows: int | None, now_ns: int) -> None:
+        """Run batches of at most so many rows until told otherwise, whatever the settings allow; None takes the cap away.
+
+        For what only running shows: memory that does not suffice. Requests are refused by the settings alone; one that is larger
+        than the cap and may not be cut runs alone. The same conditions as for `reconfigure`.
+        """
+        self._cap_rows = rows
+        self.reconfigure(self._batching, self._queue_settings, now_ns)
 
     # ---------------------------------------------------------------- out
 

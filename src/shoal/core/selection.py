@@ -30,9 +30,9 @@ def largest_in_time(count_from: Callable[[int], int], limit: int, start_ns: int,
 def cutoff_of_several(due_rows: Sequence[tuple[int, int]], limit: int, start_ns: int, span: Span) -> tuple[int, int]:
     """The same for requests of several rows: (rows of the batch, earliest deadline that may be in it); (0, FOREVER) for none.
 
-    `due_rows`: (deadline, rows) of the requests with the latest deadlines, latest first, until their rows reach the limit or none is
-    left. Of all starts the one that serves most rows in time; where the limit can be filled in time, everything that still can wait
-    for a full batch counts.
+    `due_rows`: (deadline, rows) of the requests with the latest deadlines, latest first, until their rows reach the limit or all
+    are there. Of all starts the one that serves most rows in time; where the limit can be filled in time, everything that still can
+    wait for a full batch counts.
     """
     best = (0, FOREVER)
     total = 0

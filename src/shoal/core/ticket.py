@@ -38,7 +38,7 @@ class Ticket:
     rows of different length share a batch; else 0), `cost` (in the unit of `max_batch_cost` where a function says it; 0: its rows).
 
     Written by the scheduler: `state`, `accepted_ns`, `expiry_ns` (when it really expires: the smaller of its own deadline and the
-    queue's timeout), `due_ns` (what earliest-deadline order goes by), `lane` (its place in the wait queue), `parts` (the pieces of a
+    queue's timeout), `due_ns` (what deadline order goes by), `lane` (its place in the wait queue), `parts` (the pieces of a
     ticket larger than one batch), `parent` and `start_row` (of such a piece: which rows of the parent's payload it stands for).
 
     Written by the engine at the end: `answer` with `answer_row` (first row in the batch's outputs), or `error`.
