@@ -90,6 +90,10 @@ class Composer(Protocol):
         """The tickets that were taken out of the queue, as DROPPED, because they cannot be answered in time; each once."""
         ...
 
+    def expired(self, tickets: list[Ticket]) -> None:
+        """These have passed their deadlines while they waited, and are gone."""
+        ...
+
     def wakeup_ns(self, idle: int, draining: bool) -> int:
         """When `compose` will say yes if nothing else happens; in the past if it says so already. Something waits."""
         ...

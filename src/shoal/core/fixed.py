@@ -100,6 +100,9 @@ class FixedComposer:
         """See `Composer`. Nothing is ever dropped here."""
         return _NONE_DROPPED
 
+    def expired(self, tickets: list[Ticket]) -> None:
+        """See `Composer`."""
+
     def wakeup_ns(self, idle: int, draining: bool) -> int:
         """See `Composer`."""
         latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER

@@ -59,7 +59,7 @@ class RankedComposer:
         self._executors = executors
         self.queue = RankedQueue(rules)
         self.pacing = Pacing(rules, latency, executors)
-        self.losses = Losses()
+        self.losses = Losses(rules.fair)
         self._dropped: list[Ticket] = []
         self._running: dict[Batch, int] = {}  # when each is expected to end
         self._simple_cost = rules.max_cost == FOREVER and not rules.window_rows
@@ -149,6 +149,10 @@ class RankedComposer:
         if due_ns >= FOREVER:
             return FOREVER
         return due_ns - self._span(min(self.queue.rows + 1, self._rules.limit_rows))
+
+    def expired(self, tickets: list[Ticket]) -> None:
+        """See `Composer`."""
+        self.losses.lost(tickets)
 
     def wakeup_ns(self, idle: int, draining: bool) -> int:
         """See `Composer`."""

@@ -407,7 +407,9 @@ class Scheduler:
             for piece in ticket.parts or (ticket,):
                 if piece.state is _WAITING:
                     self._queue.to_delayed(piece)
-        self._expired += len(ended)
+        if ended:
+            self._expired += len(ended)
+            self._composer.expired(ended)
         return ended
 
     # ---------------------------------------------------------------- decisions
