@@ -104,8 +104,8 @@ class QueueSettings(Section, frozen=True, kw_only=True):
 
     Priority 1 is the highest level; `levels` gives single levels a policy of their own. Levels are strict, unless with `aging_ms` a
     request rises by one level each time it has waited that long, and goes before everything once it has waited its level times as
-    long. Tenants share each level by weight (`tenant_weights`, 1 for others) when weights are given or `fair_tenants` is set; beyond
-    `max_tenants` at once the rest share one place.
+    long. Tenants share each level by weight (`tenant_weights`, 1 for others) when weights are given or `fair_tenants` is set;
+    beyond `max_tenants` at once the rest share one place.
     """
 
     max_queue_requests: int | None = None

@@ -98,6 +98,10 @@ class Composer(Protocol):
         """When `compose` will say yes if nothing else happens; in the past if it says so already. Something waits."""
         ...
 
+    def think(self, steps: int) -> bool:
+        """Some of the work that is not urgent (a millisecond or less for each step); whether there is more to do now."""
+        ...
+
     def started(self, batch: Batch, now_ns: int) -> None:
         """A batch has started."""
         ...

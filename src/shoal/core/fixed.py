@@ -108,6 +108,10 @@ class FixedComposer:
         latest_ns = self._latest_start_ns() if self._rules.max_delay_ns else FOREVER
         return self._policy.window_end_ns(self.queue, latest_ns, draining)
 
+    def think(self, steps: int) -> bool:
+        """See `Composer`. Nothing is there to be thought about."""
+        return False
+
     def started(self, batch: Batch, now_ns: int) -> None:
         """See `Composer`."""
 

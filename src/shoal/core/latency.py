@@ -89,9 +89,9 @@ def _bucket(length: int) -> int:
 class LatencyModel:
     """Expected and upper batch times, by work (rows, padded tokens, or summed cost) and longest row.
 
-    One line tau0 + alpha · work for each length bucket, by least squares with forgetting; where lengths do not matter, the mean of a size
-    once it was seen 20 times (real curves are staircases). The upper estimate adds `margin_sigmas` standard deviations of the
-    relative residuals, and whatever the estimates have been off by beyond a tenth lately.
+    One line tau0 + alpha · work for each length bucket, by least squares with forgetting; where lengths do not matter, the mean of
+    a size once it was seen 20 times (real curves are staircases). The upper estimate adds `margin_sigmas` standard deviations of
+    the relative residuals, and whatever the estimates have been off by beyond a tenth lately.
 
     `known`: whether estimates mean anything yet; until then they are 0.
     """

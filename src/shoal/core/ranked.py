@@ -59,6 +59,8 @@ class RankedComposer:
         self._executors = executors
         self.queue = RankedQueue(rules)
         self.pacing = Pacing(rules, latency, executors)
+        if rules.adaptive:
+            self.queue.arrivals = self.pacing.arrivals
         self.losses = Losses(rules.fair)
         self._dropped: list[Ticket] = []
         self._running: dict[Batch, int] = {}  # when each is expected to end
@@ -484,6 +486,10 @@ class RankedComposer:
         self.queue.put_back(batch.members)
 
     # ---------------------------------------------------------------- learning
+
+    def think(self, steps: int) -> bool:
+        """See `Composer`."""
+        return self._rules.adaptive and self.pacing.think(steps)
 
     def started(self, batch: Batch, now_ns: int) -> None:
         """See `Composer`."""

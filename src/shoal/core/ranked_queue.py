@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from shoal.core.rules import FOREVER, Rules
+from shoal.core.starting import Arrivals
 from shoal.core.ticket import Ticket, TicketState
 
 _WAITING: Final = TicketState.WAITING
@@ -76,6 +77,7 @@ class RankedQueue:
         "_rules",
         "_seniors",
         "_sequence",
+        "arrivals",
         "bands",
         "mixed",
         "rows",
@@ -93,6 +95,8 @@ class RankedQueue:
         self.rows = 0
         self.signature: Hashable = None
         self.mixed = False
+        self.arrivals: Arrivals | None = None
+        """Where what comes is written down, if anybody wants to know."""
         self._seniors: deque[Ticket] = deque()  # by time of acceptance; some have left
         self._climbs: list[tuple[int, int, Ticket]] = []  # a heap: when each moves up; some have left, or moved
         self._sequence = 0
@@ -111,6 +115,8 @@ class RankedQueue:
             self.mixed = False
             self._seniors.clear()
             self._climbs.clear()
+        if self.arrivals is not None:
+            self.arrivals.add(ticket.accepted_ns, ticket.rows)
         seniors = self._seniors
         seniors.append(ticket)
         if self._aging_ns != FOREVER:

@@ -647,6 +647,13 @@ class Scheduler:
         """Refuse whatever comes; send what waits without waiting for windows. A RESERVED ticket may still be submitted."""
         self._draining = True
 
+    def think(self, steps: int) -> bool:
+        """In adaptive mode: some of the work of finding the best rule for starting; whether there is more to do now.
+
+        To be called now and then, when nothing urgent is due; a step takes well below a millisecond.
+        """
+        return self._composer.think(steps)
+
     # ---------------------------------------------------------------- other settings
 
     def reconfigure(self, batching: BatchingSettings, queue: QueueSettings, now_ns: int) -> None:

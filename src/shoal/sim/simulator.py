@@ -5,6 +5,7 @@ It decides nothing by itself. Events at one instant come in this order: completi
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -13,8 +14,9 @@ import numpy as np
 
 from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.batch import Batch
-from shoal.core.decisions import Dispatch, Expire
+from shoal.core.decisions import Dispatch, Drop, Expire
 from shoal.core.invariants import check_invariants
+from shoal.core.latency import LatencyModel
 from shoal.core.rules import FOREVER
 from shoal.core.scheduler import Scheduler
 from shoal.core.snapshot import Snapshot
@@ -24,31 +26,59 @@ from shoal.sim.service import ServiceTime
 
 REFUSED: Final = -1
 EXPIRED: Final = -2
-_UNFINISHED: Final = -3
+DROPPED: Final = -3
+_UNFINISHED: Final = -4
+_THINK_EVERY: Final = 256  # events
+_THINK_STEPS: Final = 64
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLog:
-    """All batches in the order in which they started: start, duration (ns), rows (int64, shape [batches]) and reasons."""
+    """All batches in the order in which they started, as int64 of shape [batches], and why they started.
+
+    `work` is what their time went by, rows or padded tokens; `tokens` are the real ones, 0 without lengths.
+    """
 
     started_ns: IntArray
     service_ns: IntArray
     rows: IntArray
+    work: IntArray
+    tokens: IntArray
     reasons: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What comes, one entry per request in order of arrival; what is None is the same for all.
+
+    `rows` (1), `levels` (0: the default), `tenants` (nobody), `timeouts_ns` (from arrival; negative: none), `lengths` (of a
+    request's rows, 0: do not matter), `costs` (0: its rows), `signatures` (all alike).
+    """
+
+    arrivals_ns: IntArray
+    rows: IntArray | None = None
+    levels: IntArray | None = None
+    tenants: Sequence[Hashable] | None = None
+    timeouts_ns: IntArray | None = None
+    lengths: IntArray | None = None
+    costs: Sequence[float] | None = None
+    signatures: Sequence[Hashable] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """What came out.
 
-    `outcome_ns`: per request in order of arrival its latency from arrival to the end of its (last) batch, or REFUSED, or EXPIRED.
-    `waited_ns`: per request the part of it before its (last) batch started, or the same marks. `span_ns`: from the first arrival to
-    the last completion. `mean_in_system`: time average of the requests held or running, as the scheduler itself counted them.
+    `outcome_ns`: per request in order of arrival its latency from arrival to the end of its (last) batch, or REFUSED, EXPIRED or
+    DROPPED. `waited_ns`: per request the part of it before its (last) batch started, or the same marks. `span_ns`: from the first
+    arrival to the last completion. `mean_in_system`: time average of the requests held or running, as the scheduler itself counted
+    them.
     """
 
-    arrivals_ns: IntArray
+    requests: Requests
     outcome_ns: IntArray
     waited_ns: IntArray
     batches: BatchLog
@@ -56,6 +86,11 @@ class SimulationResult:
     span_ns: int
     mean_in_system: float
     final: Snapshot
+
+    @property
+    def arrivals_ns(self) -> IntArray:
+        """When the requests came."""
+        return self.requests.arrivals_ns
 
     @property
     def latencies_ns(self) -> IntArray:
@@ -73,9 +108,51 @@ class SimulationResult:
         return int(np.count_nonzero(self.outcome_ns == EXPIRED))
 
     @property
+    def dropped(self) -> int:
+        """Requests that were given up because they could not be answered in time any more."""
+        return int(np.count_nonzero(self.outcome_ns == DROPPED))
+
+    @property
     def busy_fraction(self) -> float:
         """Share of the slots' time in which they ran a batch."""
         return float(self.batches.service_ns.sum()) / (self.slots * self.span_ns) if self.span_ns else 0.0
+
+    @property
+    def padding_factor(self) -> float:
+        """Tokens that were run over tokens that were real; 1 without lengths."""
+        tokens = int(self.batches.tokens.sum())
+        return float(self.batches.work.sum()) / tokens if tokens else 1.0
+
+    def in_time(self, objective_ns: int) -> BoolArray:
+        """Which requests were answered within the objective, or within their own timeout where they have one."""
+        limits: IntArray | int = objective_ns
+        if self.requests.timeouts_ns is not None:
+            timeouts_ns = self.requests.timeouts_ns
+            limits = np.where(timeouts_ns >= 0, timeouts_ns, objective_ns)
+        within: BoolArray = (self.outcome_ns >= 0) & (self.outcome_ns <= limits)
+        return within
+
+    def in_time_share(self, objective_ns: int) -> float:
+        """Share of all requests that were answered in time."""
+        return float(self.in_time(objective_ns).mean()) if self.outcome_ns.size else 0.0
+
+    def goodput_per_s(self, objective_ns: int) -> float:
+        """Requests answered in time per second of arrivals."""
+        arrivals_ns = self.arrivals_ns
+        span_ns = int(arrivals_ns[-1] - arrivals_ns[0]) if arrivals_ns.size > 1 else 0
+        return float(np.count_nonzero(self.in_time(objective_ns))) / span_ns * 1e9 if span_ns else 0.0
+
+    def fairness(self, weights: dict[Hashable, float]) -> float:
+        """Jain's index over the tenants' rows that were served divided by their weights (1 where not given): 1 is even."""
+        served: dict[Hashable, float] = {}
+        rows = self.requests.rows
+        for index, tenant in enumerate(self.requests.tenants or ()):
+            own = served.setdefault(tenant, 0.0)
+            if self.outcome_ns[index] >= 0:
+                served[tenant] = own + (1.0 if rows is None else float(rows[index]))
+        shares = [amount / weights.get(tenant, 1.0) for tenant, amount in served.items()]
+        squares = sum(share * share for share in shares)
+        return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
     def summary(self) -> dict[str, float]:
         """The figures that `shoal simulate` prints; latencies are 0 if nothing was served. Percentiles are of the served."""
@@ -92,7 +169,9 @@ class SimulationResult:
             "served": int(served.size),
             "refused": self.refused,
             "expired": self.expired,
+            "dropped": self.dropped,
             "busy_fraction": self.busy_fraction,
+            "padding_factor": self.padding_factor,
         }
 
 
@@ -113,7 +192,44 @@ def simulate(
     `rows` and `levels` give each request's rows (1) and priority level (0). With `check_every` the invariants are checked after
     every so many events. Raises AssertionError if they do not hold, or if a request never ended.
     """
-    return _Run(arrivals_ns, service, batching, queue or QueueSettings(), rows, levels, slots, stage, check_every).finish()
+    requests = Requests(arrivals_ns, rows=rows, levels=levels)
+    return simulate_requests(
+        requests, service, batching=batching, queue=queue or QueueSettings(), slots=slots, stage=stage, check_every=check_every
+    )
+
+
+def simulate_requests(
+    requests: Requests,
+    service: ServiceTime,
+    *,
+    batching: BatchingSettings,
+    queue: QueueSettings,
+    slots: int = 1,
+    stage: bool = False,
+    latency: LatencyModel | None = None,
+    check_every: int = 0,
+) -> SimulationResult:
+    """The same with everything that a request may bring.
+
+    The scheduler's model of time starts, as a server's does, from batches of 1, 2, 4, … rows that were tried at load; or from
+    `latency`.
+    """
+    if latency is None:
+        latency = warmed_up(service, batching, requests.lengths)
+    return _Run(requests, service, batching, queue, slots, stage, latency, check_every).finish()
+
+
+def warmed_up(service: ServiceTime, batching: BatchingSettings, lengths: IntArray | None = None) -> LatencyModel:
+    """The model of time of a server that has tried batches of 1, 2, 4, … rows, of short and long rows if `lengths` differ."""
+    latency = LatencyModel(margin_sigmas=batching.margin_sigmas)
+    tried = [0] if lengths is None else sorted({int(length) for length in np.quantile(lengths, (0.0, 0.25, 0.5, 0.75, 1.0))})
+    for length in tried:
+        rows = 1
+        while rows <= max(1, batching.max_batch_size):
+            work = rows * (length or 1)
+            latency.observe(work, length, max(1, round(service.law_ns(work))))
+            rows *= 2
+    return latency
 
 
 class _Run:
@@ -121,36 +237,61 @@ class _Run:
 
     def __init__(
         self,
-        arrivals_ns: IntArray,
+        requests: Requests,
         service: ServiceTime,
         batching: BatchingSettings,
         queue: QueueSettings,
-        rows: IntArray | None,
-        levels: IntArray | None,
         slots: int,
         stage: bool,
+        latency: LatencyModel,
         check_every: int,
     ) -> None:
-        count = len(arrivals_ns)
-        self.arrivals_ns = arrivals_ns
-        self.rows: list[int] = (constant_rows(count) if rows is None else rows).tolist()
-        self.levels: list[int] = [0] * count if levels is None else levels.tolist()
+        count = len(requests.arrivals_ns)
+        self.requests = requests
         self.service = service
         self.slots = slots
         self.check_every = check_every
-        self.scheduler = Scheduler(batching, queue, executors=slots, stage=stage)
+        self.by_tokens = requests.lengths is not None
+        self.ragged = any(length.policy == "ragged" for length in batching.lengths.values())
+        self.scheduler = Scheduler(batching, queue, executors=slots, stage=stage, latency=latency)
         self.outcome: list[int] = [_UNFINISHED] * count
         self.waited: list[int] = [_UNFINISHED] * count
         self.completions: list[tuple[int, int, Batch]] = []
         self.started: list[int] = []
         self.durations: list[int] = []
         self.batch_rows: list[int] = []
+        self.work: list[int] = []
+        self.tokens: list[int] = []
         self.reasons: list[str] = []
+
+    def tickets(self) -> list[Ticket]:
+        """All requests, in order of arrival; their index is the payload."""
+        requests = self.requests
+        count = len(requests.arrivals_ns)
+        rows = (constant_rows(count) if requests.rows is None else requests.rows).tolist()
+        levels = [0] * count if requests.levels is None else requests.levels.tolist()
+        tickets = [Ticket(rows[index], 0, None, index, None, None, levels[index]) for index in range(count)]
+        for index, tenant in enumerate(requests.tenants or ()):
+            tickets[index].tenant = tenant
+        for index, signature in enumerate(requests.signatures or ()):
+            tickets[index].signature = signature
+        for index, cost in enumerate(requests.costs or ()):
+            tickets[index].cost = cost
+        if requests.lengths is not None:
+            for index, length in enumerate(requests.lengths.tolist()):
+                tickets[index].length = length
+        if requests.timeouts_ns is not None:
+            deadlines_ns = (requests.arrivals_ns + requests.timeouts_ns).tolist()
+            for index, timeout_ns in enumerate(requests.timeouts_ns.tolist()):
+                if timeout_ns >= 0:
+                    tickets[index].deadline_ns = deadlines_ns[index]
+        return tickets
 
     def finish(self) -> SimulationResult:
         """The event loop."""
         scheduler, completions, outcome, waited = self.scheduler, self.completions, self.outcome, self.waited
-        times: list[int] = [*self.arrivals_ns.tolist(), FOREVER]
+        tickets = self.tickets()
+        times: list[int] = [*self.requests.arrivals_ns.tolist(), FOREVER]
         first_ns = last_ns = times[0] if len(times) > 1 else 0
         in_system = area = index = events = 0
         wakeup_ns: int | None = None
@@ -167,8 +308,7 @@ class _Run:
             while completions and completions[0][0] == now_ns:
                 self._complete(heappop(completions)[2], now_ns)
             while times[index] == now_ns:
-                ticket = Ticket(self.rows[index], 0, None, index, None, None, self.levels[index])
-                if scheduler.submit(ticket, now_ns) is not None:
+                if scheduler.submit(tickets[index], now_ns) is not None:
                     outcome[index] = waited[index] = REFUSED
                 index += 1
             for decision in scheduler.poll(now_ns):
@@ -177,20 +317,31 @@ class _Run:
                 elif type(decision) is Expire:
                     for ticket in decision.tickets:
                         outcome[ticket.payload] = waited[ticket.payload] = EXPIRED
+                elif type(decision) is Drop:
+                    for ticket in decision.tickets:
+                        outcome[ticket.payload] = waited[ticket.payload] = DROPPED
             wakeup_ns = scheduler.next_wakeup_ns()
             in_system = scheduler.in_system
             events += 1
+            if events % _THINK_EVERY == 0:
+                scheduler.think(_THINK_STEPS)
             if self.check_every and events % self.check_every == 0:
                 check_invariants(scheduler)
         assert scheduler.idle and _UNFINISHED not in outcome, "a request never ended"
         return self._result(first_ns, last_ns, area)
 
     def _begin(self, batch: Batch, now_ns: int) -> None:
-        taken_ns = self.service(batch.rows)
+        work, tokens = batch.rows, 0
+        if self.by_tokens:
+            tokens = sum([ticket.rows * ticket.length for ticket in batch.members])
+            work = tokens if self.ragged else batch.rows * max([ticket.length for ticket in batch.members])
+        taken_ns = self.service(work)
         heappush(self.completions, (now_ns + taken_ns, len(self.started), batch))
         self.started.append(now_ns)
         self.durations.append(taken_ns)
         self.batch_rows.append(batch.rows)
+        self.work.append(work)
+        self.tokens.append(tokens)
         self.reasons.append(batch.reason)
 
     def _complete(self, batch: Batch, now_ns: int) -> None:
@@ -214,11 +365,14 @@ class _Run:
         def array(values: list[int]) -> IntArray:
             return np.asarray(values, dtype=np.int64)
 
+        log = BatchLog(
+            array(self.started), array(self.durations), array(self.batch_rows), array(self.work), array(self.tokens), self.reasons
+        )
         return SimulationResult(
-            arrivals_ns=self.arrivals_ns,
+            requests=self.requests,
             outcome_ns=array(self.outcome),
             waited_ns=array(self.waited),
-            batches=BatchLog(array(self.started), array(self.durations), array(self.batch_rows), self.reasons),
+            batches=log,
             slots=self.slots,
             span_ns=span_ns,
             mean_in_system=area / span_ns if span_ns else 0.0,

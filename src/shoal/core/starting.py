@@ -1,0 +1,102 @@
+"""Rules for starting a batch that is not full: at once, after a window, or at a distance from the last start.
+
+A rule is a value; what it says depends on its arguments alone. Which rule is in force is `replay`'s choice, and what else bounds a
+start (a full batch, a deadline) is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final, NamedTuple
+
+_MOST_LOAD: Final = 0.93  # a cycle is reckoned for at most this load, or it would never end
+_BACKLOG_CAPS: Final = 4  # more than so many caps waiting is a real backlog
+_KEPT_ARRIVALS: Final = 8192
+_EPOCH_ARRIVALS: Final = 16
+_EPOCH_BATCHES: Final = 16  # in times of a batch of one row
+_RATE_SMOOTHING: Final = 0.05
+
+
+class StartRule(NamedTuple):
+    """When a batch that is not full may start.
+
+    `window`: when its oldest member has waited so many times tau0. `headway`: when so many shares of an executor's cycle have
+    passed since the last start; the longer, the fewer executors are idle. `capped`: the last idle executor takes no more than its
+    share.
+    """
+
+    name: str
+    window: float = 0.0
+    headway: float = 0.0
+    capped: bool = False
+
+
+AT_ONCE: Final = StartRule("now")
+HEADWAY: Final = StartRule("headway", headway=1.1, capped=True)
+WINDOWS: Final = (StartRule("window 1/4", 0.25), StartRule("window 1/2", 0.5), StartRule("window 1", 1.0))
+ARMS_OF_ONE: Final = (AT_ONCE, *WINDOWS)
+"""The rules that are worth trying with one executor."""
+ARMS_OF_SEVERAL: Final = (
+    AT_ONCE,
+    HEADWAY,
+    StartRule("headway without cap", headway=1.1),
+    StartRule("wide headway", headway=2.0, capped=True),
+    *WINDOWS,
+)
+"""The rules that are worth trying with several."""
+
+
+def cycle_ns(rate_per_ns: float, executors: int, tau0_ns: float, alpha_ns: float) -> float:
+    """How long one executor's batches are apart in the fluid limit: tau0 / (1 - load)."""
+    load = min(rate_per_ns * alpha_ns / executors, _MOST_LOAD)
+    return tau0_ns / (1.0 - load)
+
+
+def hold_ns(rule: StartRule, idle: int, executors: int, cycle: float) -> float:
+    """How long after the last start the next may come, by the rule's headway; `idle` executors are free."""
+    if not rule.headway or executors < 2:
+        return 0.0
+    return rule.headway * cycle / executors * (executors - idle) / (executors - 1)
+
+
+def share_of_last(waiting: int, rate_per_ns: float, executors: int, cycle: float) -> int:
+    """How many rows the last idle executor may take: somewhat more than come in its share of a cycle, all in a real backlog."""
+    fair = rate_per_ns * cycle / executors
+    cap = max(1.2 * fair, fair + math.sqrt(fair) + 1.0)
+    return waiting if waiting > _BACKLOG_CAPS * cap else max(1, int(cap))
+
+
+class Arrivals:
+    """What came lately: the times and rows of the last few thousand requests, and the smoothed rate in rows per nanosecond."""
+
+    __slots__ = ("_epoch_count", "_epoch_ns", "_epochs", "count", "rate_per_ns", "rows", "times_ns")
+
+    def __init__(self) -> None:
+        self.times_ns: deque[int] = deque(maxlen=_KEPT_ARRIVALS)
+        self.rows: deque[int] = deque(maxlen=_KEPT_ARRIVALS)
+        self.count = 0  # since the beginning
+        self.rate_per_ns = 0.0
+        self._epochs = 0
+        self._epoch_ns = 0
+        self._epoch_count = 0
+
+    def add(self, now_ns: int, rows: int) -> None:
+        """One request."""
+        self.times_ns.append(now_ns)
+        self.rows.append(rows)
+        self.count += 1
+
+    def update(self, now_ns: int, single_ns: int) -> None:
+        """Bring the rate up to date; `single_ns` is the time of a batch of one row."""
+        came = self.count - self._epoch_count
+        if came < _EPOCH_ARRIVALS or now_ns - self._epoch_ns < _EPOCH_BATCHES * single_ns:
+            return
+        recent = min(came, len(self.rows))
+        rows = came if recent > _KEPT_ARRIVALS // 2 else sum(list(self.rows)[-recent:])
+        if self._epochs:
+            rate = rows / (now_ns - self._epoch_ns)
+            self.rate_per_ns += max(_RATE_SMOOTHING, 1.0 / self._epochs) * (rate - self.rate_per_ns)
+        self._epochs += 1
+        self._epoch_ns = now_ns
+        self._epoch_count = self.count
