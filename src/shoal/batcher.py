@@ -14,9 +14,9 @@ import time
 import typing
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, TypedDict, TypeVar, overload
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from shoal.engine.functions import AsyncFunctionRunner, FunctionRunner, check_fu
 from shoal.engine.lane import Lane
 from shoal.engine.local_pools import InlinePool, TaskPool
 from shoal.engine.recorder import Recorder
-from shoal.errors import DeadlineExceeded, Draining, ModelFailed, QueueFull, TooLarge
+from shoal.errors import BadRequest, DeadlineExceeded, Draining, ModelFailed, QueueFull, TooLarge
 
 __all__ = ["Batcher", "Options"]
 
@@ -50,6 +50,12 @@ class Options(TypedDict, total=False):
     instances: int
     stack: bool | None
     size: Callable[[Any], int] | None
+    max_batch_cost: float | None
+    cost: Callable[[Any], float] | None
+    mode: Literal["fixed", "adaptive"]
+    slo_ms: float | None
+    priority_levels: int
+    tenant_weights: Mapping[str, float] | None
     timeout_ms: float | None
     inline: bool
     name: str | None
@@ -68,6 +74,11 @@ class Batcher(Generic[In, Out]):
     A batch starts when an executor is free and it is full, or its oldest item has waited `max_delay_ms`; with 0, whenever an
     executor is free and something waits. `size` gives the weight of an item in rows (default 1); `max_batch_size` and
     `max_queue_rows` count rows. `timeout_ms` is how long an item may wait to be run.
+
+    `cost` says what an item costs (default: its rows), and the items of a batch cost at most `max_batch_cost`; one that costs more
+    alone is `TooLarge`. With `mode="adaptive"` measured batch times and arrivals decide when a batch starts, and with the objective
+    `slo_ms` what cannot be answered in time any more is given up (`Overloaded`). Calls may have a `priority` of 1 (highest) to
+    `priority_levels`; with `tenant_weights` (1 for whoever is not named) tenants get their shares, whatever others send.
 
     Errors stay with their item. The function may return an exception in an item's place: that call raises it. If it raises, the
     batch is run again in parts until those whose item is the cause are found, so it should have no side effects that must not
@@ -97,6 +108,12 @@ class Batcher(Generic[In, Out]):
         instances: int = 1,
         stack: bool | None = None,
         size: Callable[[Any], int] | None = None,
+        max_batch_cost: float | None = None,
+        cost: Callable[[Any], float] | None = None,
+        mode: Literal["fixed", "adaptive"] = "fixed",
+        slo_ms: float | None = None,
+        priority_levels: int = 1,
+        tenant_weights: Mapping[str, float] | None = None,
         timeout_ms: float | None = None,
         inline: bool = False,
         name: str | None = None,
@@ -108,13 +125,37 @@ class Batcher(Generic[In, Out]):
         if max_queue_rows is not None:
             _check_count("max_queue_rows", max_queue_rows)
         _check_ms("max_delay_ms", max_delay_ms)
-        if timeout_ms is not None:
-            _check_ms("timeout_ms", timeout_ms)
+        for label, value in (("timeout_ms", timeout_ms), ("slo_ms", slo_ms)):
+            if value is not None:
+                _check_ms(label, value)
+        if mode not in ("fixed", "adaptive"):
+            raise ValueError(f'mode must be "fixed" or "adaptive", not {mode!r}')
+        _check_count("priority_levels", priority_levels)
+        if max_batch_cost is not None and not _is_positive(max_batch_cost):
+            raise ValueError(f"max_batch_cost must be a finite number above 0, not {max_batch_cost!r}")
+        for tenant, weight in (tenant_weights or {}).items():
+            if not _is_positive(weight):
+                raise ValueError(f"the weight of tenant {tenant!r} must be a finite number above 0, not {weight!r}")
         if inline and (self._is_async or instances != 1):
             raise ValueError("inline is for one plain function: an async one runs on the loop anyway")
         self._function = function
-        self._batching = BatchingSettings(max_batch_size=max_batch_size, max_delay_ms=max_delay_ms, oversize="reject")
-        self._queue = QueueSettings(max_queue_rows=max_queue_rows, max_queue_bytes=None, default_timeout_ms=timeout_ms)
+        self._batching = BatchingSettings(
+            max_batch_size=max_batch_size,
+            max_delay_ms=max_delay_ms,
+            mode=mode,
+            oversize="reject",
+            max_batch_cost=max_batch_cost,
+            cost="rows" if cost is None else "item:cost",
+        )
+        self._queue = QueueSettings(
+            max_queue_rows=max_queue_rows,
+            max_queue_bytes=None,
+            default_timeout_ms=timeout_ms,
+            slo_ms=slo_ms,
+            priority_levels=priority_levels,
+            tenant_weights=dict(tenant_weights or {}),
+        )
+        self._cost = cost
         self._instances = instances
         self._stack = wants_array(function) if stack is None else stack
         self._size = size
@@ -180,12 +221,15 @@ class Batcher(Generic[In, Out]):
 
     # ---------------------------------------------------------------- calls
 
-    async def __call__(self, item: In, *, timeout_ms: float | None = None, wait: bool = False) -> Out:
+    async def __call__(
+        self, item: In, *, timeout_ms: float | None = None, wait: bool = False, priority: int = 0, tenant: str | None = None
+    ) -> Out:
         """One item's result.
 
         `timeout_ms`: how long it may wait to be run (the smaller of this and the batcher's own counts). `wait`: if the queue is
-        full, wait for room in it instead of raising. Raises what the function raised for this item; QueueFull, TooLarge,
-        DeadlineExceeded, ModelFailed; RuntimeError if the batcher is not open on this loop.
+        full, wait for room in it instead of raising. `priority`: the level, 1 is highest, 0 the default one. Raises what the
+        function raised for this item; QueueFull, Overloaded, TooLarge, BadRequest (a priority that there is not), DeadlineExceeded,
+        ModelFailed; RuntimeError if the batcher is not open on this loop.
         """
         lane = self._lane
         loop = asyncio.get_running_loop()
@@ -194,6 +238,9 @@ class Batcher(Generic[In, Out]):
         if loop is not self._loop:
             raise RuntimeError(f"{self!r} belongs to another event loop")
         call = _Call(loop.create_future(), item, self._rows(item, lane), self._signature(item))
+        call.level, call.tenant = priority, tenant
+        if self._cost is not None:
+            call.cost = self._cost_of(item, self._cost, lane)
         if timeout_ms is not None:
             _check_ms("timeout_ms", timeout_ms)
             call.deadline_ns = self._clock() + int(timeout_ms * _NS_PER_MS)
@@ -226,6 +273,16 @@ class Batcher(Generic[In, Out]):
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise ValueError(f"size gave {rows!r} for an item; it must be a positive integer")
         return rows
+
+    def _cost_of(self, item: In, cost: Callable[[Any], float], lane: Lane) -> float:
+        try:
+            value = cost(item)
+        except Exception:
+            lane.stats.loop_errors += 1
+            raise
+        if not _is_positive(value):
+            raise ValueError(f"cost gave {value!r} for an item; it must be a finite number above 0")
+        return float(value)
 
     def _signature(self, item: In) -> Hashable:
         if not self._stack:
@@ -260,6 +317,10 @@ class Batcher(Generic[In, Out]):
             lane.on_room = None
 
     def _refused(self, refuse: Refuse) -> Exception:
+        if refuse.reason == "bad_request":
+            return BadRequest(f"{refuse.bound}: {refuse.used} is outside the range up to {refuse.limit}")
+        if refuse.reason == "too_large" and refuse.bound == "cost":
+            return TooLarge(f"an item costs {refuse.used}, but a batch of {self!r} may cost at most {refuse.limit}")
         if refuse.reason == "too_large":
             return TooLarge(f"an item of {refuse.used} rows is larger than {self!r} can take at once ({refuse.limit})")
         if refuse.reason == "draining":
@@ -286,19 +347,26 @@ class Batcher(Generic[In, Out]):
 class _Call:
     """One awaited call, and the ticket that stands for it."""
 
-    __slots__ = ("deadline_ns", "future", "item", "rows", "signature", "ticket", "timer")
+    __slots__ = ("cost", "deadline_ns", "future", "item", "level", "rows", "signature", "tenant", "ticket", "timer")
 
     def __init__(self, future: asyncio.Future[Any], item: Any, rows: int, signature: Hashable) -> None:
         self.future = future
         self.item = item
         self.rows = rows
         self.signature = signature
+        self.cost = 0.0
+        self.level = 0
+        self.tenant: str | None = None
         self.deadline_ns: int | None = None
         self.ticket: Ticket | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def new_ticket(self) -> Ticket:
-        self.ticket = ticket = Ticket(self.rows, 0, self.signature, self.item, self._ended, self.deadline_ns)
+        self.ticket = ticket = Ticket(
+            self.rows, 0, self.signature, self.item, self._ended, self.deadline_ns, self.level, self.tenant
+        )
+        if self.cost:
+            ticket.cost = self.cost
         return ticket
 
     def fail(self, error: Exception) -> None:
@@ -318,6 +386,10 @@ class _Call:
         if isinstance(error, ModelFailed) and isinstance(cause, Exception) and not isinstance(cause, StopIteration):
             error = cause  # what the function itself raised
         future.set_exception(error)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _check_count(name: str, value: Any) -> None:

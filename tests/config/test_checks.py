@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.config.checks import Problem, check_settings, errors_of, warnings_of
-from shoal.config.settings import BatchingSettings, ModelSettings, QueueSettings, ServerSettings, Settings
+from shoal.config.settings import BatchingSettings, LevelSettings, ModelSettings, QueueSettings, ServerSettings, Settings
 
 
 def with_model(name: str = "m", **parts: Any) -> Settings:
@@ -66,7 +66,65 @@ def test_no_model_is_an_error() -> None:
             "models.m.batching.max_delay_ms",
             "is 1e+09 ms, more than a day; times are in milliseconds",
         ),
-        (with_batching(mode="adaptive"), "models.m.batching.mode", '"adaptive" is not available yet; use "fixed"'),
+        (
+            with_batching(max_batch_cost=0.5),
+            "models.m.batching.max_batch_cost",
+            "is 0.5, must be a finite number of 1 or more: a single row costs that much",
+        ),
+        (
+            with_batching(cost="tokens"),
+            "models.m.batching.cost",
+            'is "tokens", but no input has a length policy that puts rows of different length into one batch; see lengths',
+        ),
+        (
+            with_batching(cost="words", max_batch_cost=9),
+            "models.m.batching.cost",
+            'is \'words\', must be "rows", "tokens", or module:function',
+        ),
+        (with_batching(margin_sigmas=-1), "models.m.batching.margin_sigmas", "is -1, must be within 0…6"),
+        (with_batching(margin_sigmas=math.nan), "models.m.batching.margin_sigmas", "is nan, must be within 0…6"),
+        (with_batching(length_window=0), "models.m.batching.length_window", "is 0, must be 1 or more"),
+        (
+            with_batching(early_drop=True, order="arrival"),
+            "models.m.batching.order",
+            'is "arrival", but early_drop works on deadlines; leave order out, or set early_drop = false',
+        ),
+        (
+            with_queue(aging_ms=0, priority_levels=2),
+            "models.m.queue.aging_ms",
+            "is 0, must be more than 0; leave it out for its default",
+        ),
+        (with_queue(max_tenants=0), "models.m.queue.max_tenants", "is 0, must be 1 or more"),
+        (
+            with_queue(tenant_weights={"a": 0.0}),
+            "models.m.queue.tenant_weights",
+            "gives 'a' the weight 0, must be a finite number above 0",
+        ),
+        (
+            with_queue(tenant_weights={"a": -1.0}),
+            "models.m.queue.tenant_weights",
+            "gives 'a' the weight -1, must be a finite number above 0",
+        ),
+        (
+            with_queue(tenant_weights={"": 1.0}),
+            "models.m.queue.tenant_weights",
+            "has the name ''; tenants are named with 1 to 128 characters",
+        ),
+        (
+            with_queue(levels={2: LevelSettings()}),
+            "models.m.queue.levels.2",
+            "there is no such level; levels are 1…priority_levels (1)",
+        ),
+        (
+            with_queue(levels={1: LevelSettings(max_queue_rows=0)}),
+            "models.m.queue.levels.1.max_queue_rows",
+            "is 0, must be 1 or more",
+        ),
+        (
+            with_queue(levels={1: LevelSettings(default_timeout_ms=-1)}),
+            "models.m.queue.levels.1.default_timeout_ms",
+            "is -1, must be 0 or more",
+        ),
         (
             with_batching(max_batch_size=8, max_delay_ms=1, preferred_batch_sizes=(4, 16)),
             "models.m.batching.preferred_batch_sizes",
@@ -179,13 +237,22 @@ def test_each_broken_rule_is_one_error(settings: Settings, where: str, message: 
     [
         (with_queue(max_queue_rows=32), "models.m.queue.max_queue_rows", "less than max_batch_size = 64"),
         (with_queue(max_queue_bytes=1000), "models.m.queue.max_queue_bytes", "less than server.max_body_bytes = 67108864"),
-        (with_queue(slo_ms=100), "models.m.queue.slo_ms", "has no effect yet"),
+        (with_queue(slo_ms=100), "models.m.queue.slo_ms", "has no effect: nothing acts on it"),
         (with_queue(allow_timeout_override=False), "models.m.queue.allow_timeout_override", "no request ever times out"),
         (with_batching(preferred_batch_sizes=(4,)), "models.m.batching.preferred_batch_sizes", "no effect while max_delay_ms = 0"),
         (
-            with_batching(max_batch_size=8, allowed_batch_sizes=(2, 4)),
-            "models.m.batching.allowed_batch_sizes",
-            "has no effect yet",
+            with_batching(mode="adaptive", max_delay_ms=5),
+            "models.m.batching.max_delay_ms",
+            "longest that a request may be held back",
+        ),
+        (with_batching(mode="adaptive", preferred_batch_sizes=(4,)), "models.m.batching.preferred_batch_sizes", "finds the size"),
+        (with_batching(max_batch_cost=8), "models.m.batching.max_batch_cost", "less than max_batch_size = 64, which it replaces"),
+        (with_batching(cost="costs:of"), "models.m.batching.cost", "max_batch_cost sets no budget for it"),
+        (with_queue(aging_ms=5), "models.m.queue.aging_ms", "has little use with one priority level"),
+        (
+            with_queue(max_queue_requests=5, levels={1: LevelSettings(max_queue_requests=6)}),
+            "models.m.queue.levels.1.max_queue_requests",
+            "more than max_queue_requests = 5 of the whole queue",
         ),
         (with_model(instances=2, threads=2), "models", "ask for 4 threads, but the process may use 3 CPUs"),
     ],

@@ -1,6 +1,7 @@
 """`shoal simulate`: the keys it prints, agreement with theory, and clear words about wrong options."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,7 +19,9 @@ KEYS = [
     "served",
     "refused",
     "expired",
+    "dropped",
     "busy_fraction",
+    "padding_factor",
 ]
 
 
@@ -78,6 +81,18 @@ def test_table_for_people(capsys, arrivals):
         ("--timeout-ms", "0", "must be above 0"),
         ("--arrivals", "pareto", "invalid choice"),
         ("--max-queue-rows", "0", "must be between 1 and"),
+        ("--mode", "clever", "invalid choice"),
+        ("--slo-ms", "0", "must be above 0"),
+        ("--tenants", "a:1", "must look like NAME:WEIGHT:SHARE"),
+        ("--tenants", "a:-1:1", "must be above 0"),
+        ("--tenants", "a:1:1,a:1:1", "names a tenant twice"),
+        ("--levels", "0.5,0", "must be above 0"),
+        ("--aging-ms", "nan", "must be above 0"),
+        ("--lengths", "normal:3:4", "must begin with lognormal: or uniform:"),
+        ("--lengths", "uniform:9:4", "smallest length above the largest"),
+        ("--lengths", "lognormal:20:0.7", "must look like"),
+        ("--burst", "fanout:1", "must be between 2 and"),
+        ("--burst", "wave:3", "must begin with fanout: or onoff:"),
     ],
 )
 def test_wrong_values_are_named(capsys, option, value, words):
@@ -97,9 +112,42 @@ def test_wrong_values_are_named(capsys, option, value, words):
         (["--rows", "10", "--max-queue-rows", "5"], "never fits"),
         (["--rate-per-s", "1e-9"], "three years"),
         (["--rows", "100000", "--rate-per-s", "1e6"], "pieces"),
+        (["--plot", "x.svg"], "give both"),
+        (["--slow-share", "2"], "at most 1"),
+        (["--max-batch-tokens", "100"], "needs --lengths"),
+        (["--lengths", "uniform:4:200", "--max-batch-tokens", "100"], "never fits"),
+        (["--early-drop"], "needs an objective"),
     ],
 )
 def test_contradictions_are_named(capsys, options, words):
     """Options that are fine alone but not together: status 2 and a sentence."""
     assert main([*BASE, *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_an_objective_tenants_and_lengths_add(capsys):
+    """Each brings its figures: shares in time and goodput, Jain's index, padding; with twice the load, weights 1 : 3 are kept."""
+    options = ["--rate-per-s", "10000", "--max-batch-size", "32", "--requests", "8000", "--json"]
+    tenants = ["--tenants", "a:1:0.5,b:3:0.5", "--mode", "adaptive", "--slo-ms", "12"]
+    assert main([*BASE, *options, *tenants]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert list(summary) == [*KEYS, "in_time_share", "goodput_per_s", "fairness"]
+    assert summary["dropped"] + summary["served"] == 8000
+    assert summary["in_time_share"] == summary["served"] / 8000
+    assert main([*BASE, "--lengths", "uniform:10:30", "--requests", "2000", "--json"]) == 0
+    assert 1.0 <= json.loads(capsys.readouterr().out)["padding_factor"] < 1.5
+
+
+def test_comparison_as_table_and_picture(capsys, tmp_path):
+    """One line for each policy under a head line; the picture names every policy and is well-formed XML."""
+    picture = tmp_path / "compare.svg"
+    assert main([*BASE, "--requests", "2000", "--compare", "--slo-ms", "8", "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split("  ")[0] for line in lines]
+    assert names[:2] == ["policy", "no batching"]
+    assert names[-1] == "adaptive"
+    assert len(lines) == 8
+    texts = [element.text for element in ElementTree.fromstring(picture.read_text()).iter() if element.tag.endswith("text")]
+    assert set(names[1:]) <= set(texts)
+    assert main([*BASE, "--requests", "10", "--compare", "--plot", str(tmp_path / "no" / "x.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -190,8 +190,6 @@ def _check_batching(where: str, batching: BatchingSettings) -> Iterator[Problem]
     check = _Checker(where)
     limit_ok = check.at_least("max_batch_size", batching.max_batch_size, 1)
     check.time_ms("max_delay_ms", batching.max_delay_ms, zero_allowed=True)
-    if batching.mode == "adaptive":
-        check.error("mode", '"adaptive" is not available yet; use "fixed"')
     for name in ("preferred_batch_sizes", "allowed_batch_sizes"):
         sizes: tuple[int, ...] = getattr(batching, name)
         if list(sizes) != sorted(set(sizes)):
@@ -201,11 +199,44 @@ def _check_batching(where: str, batching: BatchingSettings) -> Iterator[Problem]
             if outside:
                 text = f"{_listed(outside)} outside 1…{batching.max_batch_size}; remove them, or raise max_batch_size"
                 check.error(name, text)
-    if batching.allowed_batch_sizes and not check.found:
-        check.warn("allowed_batch_sizes", "has no effect yet: this version does not pad batches to allowed sizes; leave it out")
-    if batching.preferred_batch_sizes and batching.max_delay_ms == 0:
+    _check_budget(check, batching)
+    if not 0 <= batching.margin_sigmas <= 6:  # also what is not a number
+        check.error("margin_sigmas", f"is {batching.margin_sigmas:g}, must be within 0…6")
+    check.at_least("length_window", batching.length_window, 1)
+    for name, length in batching.lengths.items():
+        if length.policy != "exact":
+            text = f'"{length.policy}" is not available yet; only rows of equal shape share a batch ("exact")'
+            check.error(f"lengths.{name}.policy", text)
+    if batching.early_drop and batching.order == "arrival":
+        check.error("order", 'is "arrival", but early_drop works on deadlines; leave order out, or set early_drop = false')
+    if batching.mode == "adaptive":
+        if batching.preferred_batch_sizes:
+            check.warn("preferred_batch_sizes", 'has no effect with mode = "adaptive", which finds the size by itself')
+        if batching.max_delay_ms:
+            check.warn(
+                "max_delay_ms",
+                f'with mode = "adaptive" it is the longest that a request may be held back: {batching.max_delay_ms:g} ms',
+            )
+    elif batching.preferred_batch_sizes and batching.max_delay_ms == 0:
         check.warn("preferred_batch_sizes", "has no effect while max_delay_ms = 0: nothing waits for a size; set max_delay_ms")
     yield from check.found
+
+
+def _check_budget(check: _Checker, batching: BatchingSettings) -> None:
+    limit = batching.max_batch_cost
+    if limit is not None and not (math.isfinite(limit) and limit >= 1):
+        check.error("max_batch_cost", f"is {limit:g}, must be a finite number of 1 or more: a single row costs that much")
+    if batching.cost == "tokens":
+        if not any(length.policy in ("pad", "bucket", "ragged") for length in batching.lengths.values()):
+            text = 'is "tokens", but no input has a length policy that puts rows of different length into one batch; see lengths'
+            check.error("cost", text)
+    elif batching.cost != "rows":
+        if python_target(batching.cost) is None:
+            check.error("cost", f'is {batching.cost!r}, must be "rows", "tokens", or module:function')
+        elif limit is None:
+            check.warn("cost", "is asked of every request, but max_batch_cost sets no budget for it; set max_batch_cost")
+    elif limit is not None and 1 <= limit < batching.max_batch_size:
+        check.warn("max_batch_cost", f"is {limit:g} rows, less than max_batch_size = {batching.max_batch_size}, which it replaces")
 
 
 def _check_queue(where: str, queue: QueueSettings, batching: BatchingSettings, server: ServerSettings) -> Iterator[Problem]:
@@ -227,8 +258,9 @@ def _check_queue(where: str, queue: QueueSettings, batching: BatchingSettings, s
         if check.time_ms(name, value, zero_allowed=False) and value is not None and value <= delay_ms:
             text = f"is {value:g}, must be more than max_delay_ms = {delay_ms:g}: {meaning}"
             check.error(name, f"{text}; raise it, or lower max_delay_ms")
-    if queue.slo_ms is not None and not check.found:
-        check.warn("slo_ms", "has no effect yet: nothing in this version acts on an objective; default_timeout_ms bounds the wait")
+    acts = batching.mode == "adaptive" or batching.early_drop or batching.order == "deadline"
+    if queue.slo_ms is not None and not check.found and not acts:
+        check.warn("slo_ms", 'has no effect: nothing acts on it; set mode = "adaptive", early_drop = true, or order = "deadline"')
     if queue.slo_ms is not None and queue.default_timeout_ms is not None and queue.default_timeout_ms < queue.slo_ms:
         check.warn(
             "default_timeout_ms", f"is {queue.default_timeout_ms:g}, less than slo_ms = {queue.slo_ms:g}: requests end before it"
@@ -240,7 +272,32 @@ def _check_queue(where: str, queue: QueueSettings, batching: BatchingSettings, s
     if check.at_least("priority_levels", queue.priority_levels, 1) and not 1 <= queue.default_priority <= queue.priority_levels:
         text = f"is {queue.default_priority}, must be within 1…priority_levels ({queue.priority_levels}); 1 is the highest"
         check.error("default_priority", text)
+    _check_levels(check, queue)
+    _check_tenants(check, queue)
     yield from check.found
+
+
+def _check_levels(check: _Checker, queue: QueueSettings) -> None:
+    check.time_ms("aging_ms", queue.aging_ms, zero_allowed=False)
+    if queue.aging_ms is not None and queue.priority_levels == 1:
+        check.warn("aging_ms", "has little use with one priority level: there is nothing to rise to but the front of the queue")
+    for level, own in queue.levels.items():
+        if not 1 <= level <= queue.priority_levels:
+            check.error(f"levels.{level}", f"there is no such level; levels are 1…priority_levels ({queue.priority_levels})")
+        for name in ("max_queue_requests", "max_queue_rows", "max_queue_bytes"):
+            value, whole = getattr(own, name), getattr(queue, name)
+            if check.at_least(f"levels.{level}.{name}", value, 1) and value is not None and whole is not None and value > whole:
+                check.warn(f"levels.{level}.{name}", f"is {value}, more than {name} = {whole} of the whole queue, which holds too")
+        check.time_ms(f"levels.{level}.default_timeout_ms", own.default_timeout_ms, zero_allowed=False)
+
+
+def _check_tenants(check: _Checker, queue: QueueSettings) -> None:
+    check.at_least("max_tenants", queue.max_tenants, 1)
+    for tenant, weight in queue.tenant_weights.items():
+        if not tenant or len(tenant) > 128:
+            check.error("tenant_weights", f"has the name {tenant[:40]!r}; tenants are named with 1 to 128 characters")
+        if not (math.isfinite(weight) and weight > 0):
+            check.error("tenant_weights", f"gives {tenant!r} the weight {weight:g}, must be a finite number above 0")
 
 
 def _check_threads(settings: Settings, cpu_count: int) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ wrote. The struct definitions in `settings.py` are the only schema; nothing is r
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -77,6 +78,8 @@ def _check(hint: Any, value: object, path: tuple[str, ...]) -> list[Fault]:
             for index, item in enumerate(value)
             if not _fits(item_hint, item) or (isinstance(item, int) and abs(item) >= 1 << 63)
         ]
+    if origin is dict:
+        return _check_table(hint, value, path)
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return [(path, f"`{dotted(path)}` is {describe(value)}, which no setting can hold")]
     if _fits(hint, value):
@@ -85,6 +88,20 @@ def _check(hint: Any, value: object, path: tuple[str, ...]) -> list[Fault]:
         words = [str(word) for word in typing.get_args(hint)]
         return [(path, f'`{dotted(path)}` must be {_expected(hint)}, but is "{value}"{_nearest_word(value, words)}')]
     return [(path, f"`{dotted(path)}` must be {_expected(hint)}, but is {describe(value)}")]
+
+
+def _check_table(hint: Any, value: object, path: tuple[str, ...]) -> list[Fault]:
+    """Faults of a table whose keys the user chooses: names, or the numbers of levels."""
+    if not isinstance(value, dict):
+        return [(path, f"`{dotted(path)}` must be a table, but is {describe(value)}")]
+    key_hint, item_hint = typing.get_args(hint)
+    faults: list[Fault] = []
+    for key, item in value.items():
+        if key_hint is int and not re.fullmatch(r"[0-9]{1,9}", key):
+            faults.append(((*path, key), f"`{dotted(path)}` has a key `{key}`, but its keys are whole numbers"))
+        else:
+            faults += _check(item_hint, item, (*path, key))
+    return faults
 
 
 def _fits(hint: Any, value: object) -> bool:

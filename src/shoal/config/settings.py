@@ -28,21 +28,32 @@ class LengthSettings(Section, frozen=True, kw_only=True):
     """`[models.NAME.batching.lengths.INPUT]`: how rows of different length along one axis of an input share a batch.
 
     `axis` counts the batch as 0. `exact`: only rows of equal length share a batch. `bucket`: each row is padded to the next of
-    `edges` (or to the next power of `ratio`), and rows of one bucket share a batch. `pad`: any rows share a batch, padded to the
-    longest. `ragged`: the rows are laid end to end, for models made for it, and `offsets` names the input that says where each
-    begins. What is padded is filled with `pad_value`, and the model must be told: by `mask` (the input that is 1 where there is
-    data and 0 where there is padding) or by `length` (the input that holds the length of each row); a mask or length input that the
-    client leaves out is made by the server. `max_length` refuses longer rows.
+    `edges` (or to the next power of `ratio`), and rows of one bucket share a batch; longer ones than the last edge are refused.
+    `pad`: any rows share a batch, padded to the longest. `ragged`: rows are laid end to end, without the batch's dimension, for
+    models made for it. `max_length` refuses longer rows, whatever the policy.
+
+    What is padded is filled with `pad_value` (BYTES: 0 stands for empty ones), and the model must be told, by `mask` (the input
+    that is 1 where there is data and 0 where there is padding) or by `length` (the input that holds the length of each row). With
+    `ragged` it is told by `offsets` (where each row begins, and at last where the last one ends: one number more than there are
+    rows), by `length`, or by both. Mask and length are optional for clients then: what they leave out the server makes; offsets,
+    and lengths of ragged rows, are always the server's.
+
+    Inputs vary together, and must be of one length in a request, if their entries name the same mask or length, or if the model
+    gives their axes the same name (`seq` in ONNX). Of the latter, those without an entry are padded with zeros.
+
+    Outputs are cut back to the length of their request along each axis to which the model gives the same name. Where it does not,
+    `outputs` says it, as in `{ hidden = [1], scores = [2, 3], pooled = [] }`: the axes that are as long as this input is.
     """
 
     policy: Literal["exact", "bucket", "pad", "ragged"] = "exact"
     axis: int = 1
     edges: tuple[int, ...] = ()
     ratio: float | None = None
-    pad_value: float = 0.0
+    pad_value: float | None = None
     mask: str | None = None
     length: str | None = None
     offsets: str | None = None
+    outputs: dict[str, tuple[int, ...]] = {}
     max_length: int | None = None
 
 

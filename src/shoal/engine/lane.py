@@ -14,22 +14,25 @@ import contextvars
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from shoal.admission.drain import DrainRate
 from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.batch import Batch, BatchState
-from shoal.core.decisions import Dispatch, Expire, Refuse
+from shoal.core.decisions import Dispatch, Drop, Expire, Refuse
+from shoal.core.latency import LatencyModel
+from shoal.core.rules import FOREVER
 from shoal.core.scheduler import Scheduler
 from shoal.core.snapshot import Snapshot
 from shoal.core.ticket import Ticket, TicketState
 from shoal.datatypes import ModelSpec
+from shoal.engine.costs import Cost, checked_cost
 from shoal.engine.executor import Completion, Pool
 from shoal.engine.quiet_log import QuietLog
 from shoal.engine.recorder import Recorder
 from shoal.engine.settling import Settler
-from shoal.errors import DeadlineExceeded, Draining, WorkerLost
+from shoal.errors import DeadlineExceeded, Draining, Overloaded, WorkerLost
 from shoal.tensors.scatter import join_answers
 
 __all__ = ["Lane"]
@@ -42,13 +45,14 @@ _NS_PER_MS: Final = 1e6
 _MAX_JITTER: Final = 0.2
 _BLIND_HINT_MS: Final = 1000
 _MAX_HINT_MS: Final = 60_000
+_THINK_EVERY_SECONDS: Final = 0.02  # with one step of well below a millisecond each time: at most 2 % of a core
 
 
 class Lane:
     """One model version: scheduler, executors and statistics.
 
     Exactly one ending per ticket: `submit` refuses it, `cancel` takes it back, or `on_end(ticket)` is called once, on the loop,
-    with `ticket.state` ANSWERED (and `answer`, `answer_row`), FAILED or EXPIRED (and `error`, a `ShoalError`). When `on_end` is
+    with `ticket.state` ANSWERED (and `answer`, `answer_row`), FAILED, EXPIRED or DROPPED (and `error`, a `ShoalError`). When it is
     called the scheduler has let go of the ticket, so it may submit, reserve and cancel at will. What it raises is counted, logged,
     and harms nobody else.
 
@@ -71,6 +75,8 @@ class Lane:
         wall_clock: Callable[[], float] = time.time,
         join: Callable[[Sequence[tuple[Any, int, int]]], Any] = join_answers,
         expected_rows_per_second: float | None = None,
+        latency: LatencyModel | None = None,
+        cost: Cost | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -82,7 +88,10 @@ class Lane:
         self._pool = pool
         self._clock = clock
         self._loop = loop = asyncio.get_running_loop()
-        self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage)
+        self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage, latency=latency)
+        self._cost = cost
+        self._thinking: asyncio.TimerHandle | None = None
+        self._adaptive = batching.mode == "adaptive"
         self.is_full = self._scheduler.is_full  # whether a request of one row would be refused now
         self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
@@ -181,19 +190,32 @@ class Lane:
         if not self._running_rows and scheduler.waiting_rows:
             self._drain_rate.backlog_began(now_ns)
         expired: list[Ticket] | None = None
+        dropped: list[Ticket] | None = None
         for decision in scheduler.poll(now_ns):
             if type(decision) is Dispatch:
                 self._running_rows += decision.batch.rows
                 self._pool.dispatch(decision.batch)
             elif type(decision) is Expire:
                 expired = decision.tickets
+            elif type(decision) is Drop:
+                dropped = [*dropped, *decision.tickets] if dropped else decision.tickets
         self._offer()
         wakeup_ns = scheduler.next_wakeup_ns()
         if wakeup_ns is not None and wakeup_ns < self._timer_ns:
             self._arm(wakeup_ns, now_ns)
         if expired is not None:
             self._expire(expired, now_ns)
+        if dropped is not None:
+            self._drop(dropped, now_ns)
+        if self._adaptive and self._thinking is None:
+            self._thinking = self._loop.call_later(_THINK_EVERY_SECONDS, self._think, context=self._context)
         self._look_around()
+
+    def _think(self) -> None:
+        """A step of what is not urgent, now and then while there is traffic."""
+        self._thinking = None
+        if not self._closed and self._scheduler.think(1):
+            self._thinking = self._loop.call_later(_THINK_EVERY_SECONDS, self._think, context=self._context)
 
     def _take_back(self, staged: Batch, now_ns: int) -> None:
         """Take the offered batch in, or learn that an executor has begun it."""
@@ -270,6 +292,23 @@ class Lane:
         self.stats.expired += len(tickets)
         self._tell(tickets)
 
+    def _drop(self, tickets: list[Ticket], now_ns: int) -> None:
+        """Whoever set a deadline is told that it cannot be met; whoever only met an objective of ours, that we are overloaded."""
+        hint_ms = self.retry_after_ms()
+        for ticket in tickets:
+            waited_ms = (now_ns - ticket.accepted_ns) / _NS_PER_MS
+            if ticket.expiry_ns != FOREVER:
+                ticket.error = DeadlineExceeded(
+                    f"after {waited_ms:.1f} ms in the queue the request cannot be answered in time any more"
+                )
+            else:
+                text = (
+                    f'model "{self.name}" is overloaded: after {waited_ms:.1f} ms in the queue its objective cannot be met any more'
+                )
+                ticket.error = Overloaded(text, retry_after_ms=hint_ms, queue=self.queue_state())
+        self.stats.dropped += len(tickets)
+        self._tell(tickets)
+
     def _tell(self, tickets: Iterable[Ticket]) -> None:
         """The one place where owners are told of an ending."""
         fatal: BaseException | None = None
@@ -319,9 +358,10 @@ class Lane:
             return True
         self._closed = True
         self._scheduler.drain(self._clock())
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._thinking):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._thinking = None
         if self._offered is not None:
             self._take_back(self._offered, self._clock())
         finished = await self._pool.close(grace_seconds)
@@ -355,10 +395,17 @@ class Lane:
                     ended += self._settler.settle_failed(decision.batch, left, now_ns)
                 elif type(decision) is Expire:
                     self._expire(decision.tickets, now_ns)
+                elif type(decision) is Drop:
+                    self._drop(decision.tickets, now_ns)
         self._tell(ended)
         self._look_around()
 
     # ---------------------------------------------------------------- looking
+
+    def cost_of(self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Any]) -> float:
+        """What a request costs by the function in the settings; 0 where there is none. Raises as `checked_cost` does."""
+        cost = self._cost
+        return 0.0 if cost is None else checked_cost(f'the cost function of model "{self.name}"', lambda: cost(shapes, parameters))
 
     @property
     def waiting_requests(self) -> int:

@@ -63,8 +63,9 @@ class Recorder:
 
     `executions` counts runs of the model that gave an answer, and `inferences` the rows in them, whoever they were for: so
     `inferences` = sum over batch sizes of size x executions of that size. Requests are counted where they end: `success`, `fail`,
-    `expired`, `cancelled` (while they waited), `discarded` (given up while they ran: their rows were computed for nobody),
-    `refused` by reason. Times of `queue` and `compute_*` are those of answered requests, each with its whole batch's compute time.
+    `expired`, `cancelled` (while they waited), `dropped` (could not be answered in time any more), `discarded` (given up while they
+    ran: their rows were computed for nobody), `refused` by reason. Times of `queue` and `compute_*` are those of answered requests,
+    each with its whole batch's compute time.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Recorder:
         "compute_output",
         "discarded",
         "discarded_rows",
+        "dropped",
         "executions",
         "expired",
         "fail",
@@ -104,6 +106,7 @@ class Recorder:
         self.last_inference_ms = 0
         self.expired = 0
         self.cancelled = 0
+        self.dropped = 0
         self.discarded = 0
         self.discarded_rows = 0
         self.refused: dict[str, int] = {}

@@ -21,7 +21,9 @@ from shoal.backends.probe import ProbeReport, probe, require_batchable
 from shoal.backends.registry import open_backend
 from shoal.backends.threads import cpu_budget, plan_threads, share_threads
 from shoal.config.settings import BatchingSettings, ModelSettings
+from shoal.core.latency import LatencyModel
 from shoal.datatypes import ModelSpec
+from shoal.engine.costs import Cost, load_cost
 from shoal.engine.executor import Pool, ThreadPool
 from shoal.engine.helper_thread import in_thread
 from shoal.engine.lane import Lane
@@ -78,6 +80,7 @@ class _Loaded:
 
     backends: list[Backend]
     report: ProbeReport | None
+    cost: Cost | None = None
 
     def close(self) -> None:
         for backend in self.backends:
@@ -203,6 +206,8 @@ class Engine:
             stage=settings.stage,
             clock=self._clock,
             expected_rows_per_second=_expected_rate(settings, loaded.report),
+            latency=_first_latency(settings, loaded.report),
+            cost=loaded.cost,
         )
 
     async def unload(self, name: str, version: str | None = None) -> None:
@@ -320,6 +325,7 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
     loaded = _Loaded(backends, None)
     try:
         report: ProbeReport | None = None
+        cost = None if settings.batching.cost in ("rows", "tokens") else load_cost(settings.batching.cost)
         batching: BatchingSettings = settings.batching
         if settings.probe:
             report = probe(backends[0], batching.max_batch_size, clock_ns=clock)
@@ -330,7 +336,16 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
     except BaseException:
         loaded.close()
         raise
-    return _Loaded(backends, report)
+    return _Loaded(backends, report, cost)
+
+
+def _first_latency(settings: ModelSettings, report: ProbeReport | None) -> LatencyModel:
+    """What is known of the model's batch times before it has served: the sizes that the probe tried."""
+    latency = LatencyModel(margin_sigmas=settings.batching.margin_sigmas)
+    if report is not None and settings.batching.cost in ("rows", "tokens"):
+        for rows, taken_ns in sorted(report.timings_ns.items()):
+            latency.observe(rows, 0, taken_ns)
+    return latency
 
 
 def _expected_rate(settings: ModelSettings, report: ProbeReport | None) -> float | None:

@@ -120,13 +120,16 @@ class InferRoute:
         exchange.plan = plan
         on_end = self._on_end
         if head.plain and plan.timeout_ns is None:
-            ticket = Ticket(plan.rows, plan.payload_bytes, plan.signature, payload, on_end, None, plan.priority, None, exchange)
+            ticket = Ticket(
+                plan.rows, plan.payload_bytes, plan.signature, payload, on_end, None, plan.priority, plan.tenant, exchange
+            )
         else:
             deadline_ns = self._deadline_ns(plan, head)
             level = plan.priority or head.priority or 0
-            ticket = Ticket(
-                plan.rows, plan.payload_bytes, plan.signature, payload, on_end, deadline_ns, level, head.tenant, exchange
-            )
+            tenant = head.tenant or plan.tenant
+            ticket = Ticket(plan.rows, plan.payload_bytes, plan.signature, payload, on_end, deadline_ns, level, tenant, exchange)
+        if plan.cost:
+            ticket.cost = plan.cost
         refuse = lane.submit(ticket)
         if refuse is None:
             exchange.ticket = ticket
@@ -160,7 +163,9 @@ class InferRoute:
             ticket.on_end = self._on_end
             ticket.owner = exchange
             ticket.level = plan.priority or head.priority or 0
-            ticket.tenant = head.tenant
+            ticket.tenant = head.tenant or plan.tenant
+            if plan.cost:
+                ticket.cost = plan.cost
             ticket.deadline_ns = self._deadline_ns(plan, head)
             refuse = lane.submit(ticket)
             if refuse is not None:
@@ -334,6 +339,8 @@ def refusal_error(lane: Lane, refuse: Refuse, hint_ms: int | None = None) -> Sho
         return QueueFull(message, retry_after_ms=hint_ms or lane.retry_after_ms(), queue=queue)
     if refuse.reason == "overloaded":
         return Overloaded(f'model "{lane.name}" is overloaded', retry_after_ms=lane.retry_after_ms(), queue=lane.queue_state())
+    if refuse.reason == "too_large" and refuse.bound == "cost":
+        return TooLarge(f'the request costs {refuse.used}, but a batch of model "{lane.name}" may cost at most {refuse.limit}')
     if refuse.reason == "too_large" and refuse.bound != "batch":
         return TooLarge(
             f'the request has {refuse.used} {refuse.bound}, but the queue of model "{lane.name}" holds at most {refuse.limit}'

@@ -35,6 +35,7 @@ class Plan:
 
     __slots__ = (
         "body_bytes",
+        "cost",
         "head",
         "json_bytes",
         "key",
@@ -51,6 +52,7 @@ class Plan:
         "signature",
         "single",
         "template",
+        "tenant",
         "timeout_ns",
     )
 
@@ -72,6 +74,11 @@ class Plan:
         self.priority = head.priority
         self.timeout_ns = None if head.timeout_us is None else head.timeout_us * _NS_PER_US
         self.payload_bytes = head.total_bytes
+        tenant = head.parameters.get("tenant")
+        if tenant is not None and not isinstance(tenant, str):
+            raise BadRequest("parameters.tenant: expected a string, the name of the tenant that the request is for")
+        self.tenant = tenant
+        self.cost = lane.cost_of({tensor.name: tensor.shape for tensor in head.inputs}, head.parameters)
         names = {output.name: index for index, output in enumerate(spec.outputs)}
         # (index of the model's output, binary?, classes)
         self.outputs: list[tuple[int, bool, int]] = []
