@@ -19,7 +19,7 @@ $(MADE): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench verify-queueing lock clean FORCE
+.PHONY: help install run test check format bench verify-queueing verify-scheduling lock clean FORCE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench: $(INSTALLED_DEV)  ## benchmarks (needs wrk and a quiet machine); never pa
 
 verify-queueing: $(INSTALLED_DEV)  ## simulated against closed-form queueing results
 	@$(BIN)/python scripts/verify_queueing.py $(ARGS)
+
+verify-scheduling: $(INSTALLED_DEV)  ## order, fairness, objectives, adaptive mode: simulated against their numbers
+	@$(BIN)/python scripts/verify_scheduling.py $(ARGS)
 
 lock: $(MADE)  ## upgrade the environment, and pin what it has in requirements-dev.lock
 	$(PIP) --upgrade --upgrade-strategy eager --editable '.[dev]'
