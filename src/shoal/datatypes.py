@@ -57,12 +57,16 @@ DATATYPES: Final[dict[str, DataType]] = {
 class TensorSpec:
     """A model's input or output: name, datatype name, and shape with -1 for each variable dimension.
 
-    For a model that batches, the first dimension of `shape` is the batch dimension and is -1; `row_shape` is the rest.
+    For a model that batches, the first dimension of `shape` is the batch dimension and is -1; `row_shape` is the rest. `symbols`
+    are the names that the model gives its variable dimensions, "" for those that have none (it is empty where nothing has a name):
+    dimensions of one name are equally long. `optional`: what a client leaves out is made by the server.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    symbols: tuple[str, ...] = field(default=(), compare=False)
+    optional: bool = False
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -149,7 +149,8 @@ def _tensor(path: Path, side: str, value: Any) -> TensorSpec:
     if datatype is None:
         hint = "; export without ZipMap (skl2onnx: options={'zipmap': False})" if "map(" in value.type else ""
         raise ConfigError(f"{path}: {side} '{value.name}' is a {value.type}, which the protocol cannot carry{hint}")
-    return TensorSpec(value.name, datatype, tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in value.shape))
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in value.shape)
+    return TensorSpec(value.name, datatype, shape, tuple(dim if isinstance(dim, str) else "" for dim in value.shape))
 
 
 def _why_not_batchable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:

@@ -1,7 +1,7 @@
 """Python models: a class or a function with `inputs` and `outputs`, from a file or an importable module.
 
     class Model:
-        inputs = {"x": ("FP32", (4,))}      # datatype and shape of one row; -1 for a variable dimension
+        inputs = {"x": ("FP32", (4,))}      # datatype and shape of one row; -1 or a name for a variable dimension
         outputs = {"y": ("FP32", (2,))}
 
         def load(self): ...                 # optional; called once per instance
@@ -166,9 +166,14 @@ def _tensor(where: str, name: object, declared: object) -> TensorSpec:
         hint = f"; write ({shape},)" if isinstance(shape, int) else ""
         raise ConfigError(f"{where}: the row shape must be a tuple of integers, but is {shape!r}{hint}")
     for dim in shape:
+        if isinstance(dim, str) and dim.isidentifier():
+            continue  # variable, and as long as the others of that name
         if isinstance(dim, bool) or not isinstance(dim, int) or (dim < 1 and dim != -1):
-            raise ConfigError(f"{where}: dimension {dim!r} of the row shape must be a positive integer, or -1 where it varies")
-    return TensorSpec(name, datatype, (-1, *shape))
+            raise ConfigError(
+                f"{where}: dimension {dim!r} of the row shape must be a positive integer, a name, or -1 where it varies"
+            )
+    sizes = tuple(-1 if isinstance(dim, str) else dim for dim in shape)
+    return TensorSpec(name, datatype, (-1, *sizes), ("", *(dim if isinstance(dim, str) else "" for dim in shape)))
 
 
 def _is_text(text: str) -> bool:

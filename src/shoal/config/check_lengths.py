@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from shoal.config.settings import LengthSettings
 
-__all__ = ["length_faults"]
+__all__ = ["MASK_MISSING", "length_faults"]
+
+MASK_MISSING = (
+    "is missing; a model that is not told what is padding takes it for data: name the input that tells it, "
+    'with mask or with length, or choose policy = "exact"'
+)
 
 _MIN_RATIO = 1.01
 """Finer buckets would hold a single length each, up to lengths that nobody has."""
@@ -18,9 +23,17 @@ _MIN_RATIO = 1.01
 
 def length_faults(lengths: Mapping[str, LengthSettings]) -> Iterator[tuple[str, str]]:
     """(setting below `lengths`, what is wrong and what to change) for every fault, in the order of the entries."""
+    told = any(entry.mask is not None or entry.length is not None for entry in lengths.values())
     for name, entry in lengths.items():
         for field, message in _entry_faults(entry):
             yield f"{name}.{field}", message
+        if entry.policy == "ragged" and entry.offsets is None and not told:
+            text = (
+                "is missing; ragged rows need the input that says where each begins, or length = the one that says how long each is"
+            )
+            yield f"{name}.offsets", text
+        elif entry.policy in ("pad", "bucket") and not told:
+            yield f"{name}.mask", MASK_MISSING
 
 
 def _entry_faults(entry: LengthSettings) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from shoal.config.check_lengths import length_faults
 from shoal.config.loading import EMBEDDED_MODELS, python_target
 from shoal.config.settings import BatchingSettings, ModelSettings, QueueSettings, ServerSettings, Settings
 
@@ -203,10 +204,8 @@ def _check_batching(where: str, batching: BatchingSettings) -> Iterator[Problem]
     if not 0 <= batching.margin_sigmas <= 6:  # also what is not a number
         check.error("margin_sigmas", f"is {batching.margin_sigmas:g}, must be within 0…6")
     check.at_least("length_window", batching.length_window, 1)
-    for name, length in batching.lengths.items():
-        if length.policy != "exact":
-            text = f'"{length.policy}" is not available yet; only rows of equal shape share a batch ("exact")'
-            check.error(f"lengths.{name}.policy", text)
+    for name, fault in length_faults(batching.lengths):
+        check.error(f"lengths.{name}", fault)
     if batching.early_drop and batching.order == "arrival":
         check.error("order", 'is "arrival", but early_drop works on deadlines; leave order out, or set early_drop = false')
     if batching.mode == "adaptive":

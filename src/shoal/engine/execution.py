@@ -28,9 +28,11 @@ class Result:
 
     `failures` are the errors of single members, by index, where the model named them. `refused` is set instead of an answer when
     what the model returned cannot be taken apart (wrong number of rows): then nobody is answered, and nothing is run again.
+    `answers` takes the place of `answer` where every member has one of its own. `tokens` are the rows (times their length, where
+    that differs) that members brought, `padded_tokens` what was run for them; both are 0 where nothing is ever padded.
     """
 
-    __slots__ = ("answer", "failures", "infer_ns", "input_ns", "output_ns", "refused")
+    __slots__ = ("answer", "answers", "failures", "infer_ns", "input_ns", "output_ns", "padded_tokens", "refused", "tokens")
 
     def __init__(
         self,
@@ -42,11 +44,14 @@ class Result:
         refused: Exception | None = None,
     ) -> None:
         self.answer = answer
+        self.answers: Sequence[Any] | None = None
         self.input_ns = input_ns
         self.infer_ns = infer_ns
         self.output_ns = output_ns
         self.failures = failures
         self.refused = refused
+        self.tokens = 0
+        self.padded_tokens = 0
 
 
 class Runner(Protocol):
@@ -74,15 +79,17 @@ class AsyncRunner(Protocol):
 
 
 class Run:
-    """One execution that gave an answer: rows and nanoseconds."""
+    """One execution that gave an answer: rows, nanoseconds, and what padding cost (see `Result`)."""
 
-    __slots__ = ("infer_ns", "input_ns", "output_ns", "rows")
+    __slots__ = ("infer_ns", "input_ns", "output_ns", "padded_tokens", "rows", "tokens")
 
     def __init__(self, rows: int, result: Result) -> None:
         self.rows = rows
         self.input_ns = result.input_ns
         self.infer_ns = result.infer_ns
         self.output_ns = result.output_ns
+        self.tokens = result.tokens
+        self.padded_tokens = result.padded_tokens
 
 
 class Outcome:
@@ -137,7 +144,10 @@ def _ends(members: Sequence[Ticket], result: Result) -> list[End]:
     row = 0
     for index, member in enumerate(members):
         error = failures.get(index)
-        ends.append((result.answer, row) if error is None else error)
+        if error is not None:
+            ends.append(error)
+        else:
+            ends.append((result.answer, row) if result.answers is None else (result.answers[index], 0))
         row += member.rows
     return ends
 
@@ -146,7 +156,8 @@ def _outcome(members: Sequence[Ticket], result: Result, done_ns: int) -> Outcome
     if result.refused is not None:
         return Outcome(None, _ends(members, result), (), done_ns)
     runs = (Run(_rows(members), result),)
-    return Outcome(result.answer, _ends(members, result) if result.failures else None, runs, done_ns)
+    each = bool(result.failures) or result.answers is not None
+    return Outcome(result.answer, _ends(members, result) if each else None, runs, done_ns)
 
 
 def execute(

@@ -33,6 +33,7 @@ from shoal.engine.quiet_log import QuietLog
 from shoal.engine.recorder import Recorder
 from shoal.engine.settling import Settler
 from shoal.errors import DeadlineExceeded, Draining, Overloaded, WorkerLost
+from shoal.tensors.lengths import LengthPlan
 from shoal.tensors.scatter import join_answers
 
 __all__ = ["Lane"]
@@ -77,10 +78,12 @@ class Lane:
         expected_rows_per_second: float | None = None,
         latency: LatencyModel | None = None,
         cost: Cost | None = None,
+        lengths: LengthPlan | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self.spec = spec
+        self.lengths = lengths
         self.batching = batching
         self.queue = queue
         self.stats = Recorder(wall_clock)

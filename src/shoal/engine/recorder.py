@@ -85,10 +85,12 @@ class Recorder:
         "inferences",
         "last_inference_ms",
         "loop_errors",
+        "padded_tokens",
         "queue",
         "refused",
         "reruns",
         "success",
+        "tokens",
         "workers_lost",
     )
 
@@ -113,6 +115,8 @@ class Recorder:
         self.bisections = 0
         self.reruns = 0
         self.loop_errors = 0
+        self.tokens = 0
+        self.padded_tokens = 0
         self.workers_lost = 0
 
     def executed(self, runs: Sequence[Run]) -> None:
@@ -128,6 +132,9 @@ class Recorder:
             figures.output_ns += run.output_ns
             self.executions += 1
             self.inferences += rows
+            if run.padded_tokens:
+                self.tokens += run.tokens
+                self.padded_tokens += run.padded_tokens
         if runs:
             self.last_inference_ms = int(self._wall_clock() * 1000)
 
@@ -163,6 +170,10 @@ class Recorder:
     def mean_batch_rows(self) -> float:
         """Rows per execution; 0 before the first."""
         return self.inferences / self.executions if self.executions else 0.0
+
+    def padding_factor(self) -> float:
+        """What was run over what requests brought; 1 where nothing was padded."""
+        return self.padded_tokens / self.tokens if self.tokens else 1.0
 
     def as_oip(self, name: str, version: str) -> dict[str, Any]:
         """One entry of the statistics extension's `model_stats`."""

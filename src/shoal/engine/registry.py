@@ -27,9 +27,12 @@ from shoal.engine.costs import Cost, load_cost
 from shoal.engine.executor import Pool, ThreadPool
 from shoal.engine.helper_thread import in_thread
 from shoal.engine.lane import Lane
+from shoal.engine.length_probe import probe_lengths
 from shoal.engine.local_pools import InlinePool
 from shoal.engine.runner import TensorRunner
 from shoal.errors import NotReady, ShoalError, UnknownModel, UnknownVersion
+from shoal.tensors.length_compile import compile_lengths
+from shoal.tensors.lengths import LengthPlan
 
 __all__ = ["Engine", "ModelState", "ModelStatus"]
 
@@ -81,6 +84,13 @@ class _Loaded:
     backends: list[Backend]
     report: ProbeReport | None
     cost: Cost | None = None
+    lengths: LengthPlan | None = None
+    points: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What clients see."""
+        return self.backends[0].spec if self.lengths is None else self.lengths.spec
 
     def close(self) -> None:
         for backend in self.backends:
@@ -183,12 +193,16 @@ class Engine:
             status.state = ModelState.UNAVAILABLE
 
     def _make_lane(self, name: str, settings: ModelSettings, loaded: _Loaded, inline: bool) -> Lane:
-        spec = loaded.backends[0].spec
+        spec = loaded.spec
         batching = settings.batching
         if not spec.batchable:
             batching = msgspec.structs.replace(batching, max_batch_size=0)
         max_rows = max(1, batching.max_batch_size)
-        runners = [TensorRunner(backend, max_rows, self._clock) for backend in loaded.backends]
+        allowed = batching.allowed_batch_sizes if spec.batchable else ()
+        runners = [
+            TensorRunner(backend, max_rows, self._clock, lengths=loaded.lengths, allowed_sizes=allowed)
+            for backend in loaded.backends
+        ]
         pool: Pool
         if inline:
             pool = InlinePool(runners[0], self._clock)
@@ -206,8 +220,9 @@ class Engine:
             stage=settings.stage,
             clock=self._clock,
             expected_rows_per_second=_expected_rate(settings, loaded.report),
-            latency=_first_latency(settings, loaded.report),
+            latency=_first_latency(settings, loaded),
             cost=loaded.cost,
+            lengths=loaded.lengths,
         )
 
     async def unload(self, name: str, version: str | None = None) -> None:
@@ -327,7 +342,12 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
         report: ProbeReport | None = None
         cost = None if settings.batching.cost in ("rows", "tokens") else load_cost(settings.batching.cost)
         batching: BatchingSettings = settings.batching
-        if settings.probe:
+        lengths = compile_lengths(backends[0].spec, batching.lengths)
+        points: tuple[tuple[int, int, int], ...] = ()
+        if settings.probe and lengths is not None and lengths.mixes:
+            probed = probe_lengths(backends[0], lengths, batching.lengths, batching.max_batch_size, clock)
+            report, points = probed.report, probed.points
+        elif settings.probe:
             report = probe(backends[0], batching.max_batch_size, clock_ns=clock)
             if backends[0].spec.batchable:
                 require_batchable(report, name, batching.max_batch_size)
@@ -336,14 +356,18 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
     except BaseException:
         loaded.close()
         raise
-    return _Loaded(backends, report, cost)
+    return _Loaded(backends, report, cost, lengths, points)
 
 
-def _first_latency(settings: ModelSettings, report: ProbeReport | None) -> LatencyModel:
-    """What is known of the model's batch times before it has served: the sizes that the probe tried."""
+def _first_latency(settings: ModelSettings, loaded: _Loaded) -> LatencyModel:
+    """What is known of the model's batch times before it has served: the batches that the probe tried."""
     latency = LatencyModel(margin_sigmas=settings.batching.margin_sigmas)
-    if report is not None and settings.batching.cost in ("rows", "tokens"):
-        for rows, taken_ns in sorted(report.timings_ns.items()):
+    if loaded.report is None or settings.batching.cost not in ("rows", "tokens"):
+        return latency
+    for tokens, length, taken_ns in loaded.points:
+        latency.observe(tokens, length, taken_ns)
+    if not loaded.points:
+        for rows, taken_ns in sorted(loaded.report.timings_ns.items()):
             latency.observe(rows, 0, taken_ns)
     return latency
 
@@ -360,7 +384,7 @@ def _runs_inline(settings: ModelSettings, loaded: _Loaded) -> bool:
     """Whether a model runs on the loop: because the settings say so, or because it was seen to be cheaper than a hand-over."""
     if settings.execution != "auto" or settings.instances != 1:
         return settings.execution == "inline"
-    spec, report = loaded.backends[0].spec, loaded.report
+    spec, report = loaded.spec, loaded.report
     if not spec.steady or report is None or settings.threads not in (None, 1):
         return False
     largest = settings.batching.max_batch_size if spec.batchable else 1

@@ -96,11 +96,19 @@ def server_metadata(version: str, extensions: Sequence[str] = EXTENSIONS, limits
 
 
 def _describe(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    return [{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape} for tensor in tensors]
+    described: list[dict[str, Any]] = []
+    for tensor in tensors:
+        described.append({"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape})
+        if tensor.optional:
+            described[-1]["optional"] = True
+    return described
 
 
 def model_metadata(name: str, versions: Sequence[str], spec: ModelSpec) -> bytes:
-    """Answer of GET `/v2/models/{name}`: shapes with the batch dimension, -1 for what varies."""
+    """Answer of GET `/v2/models/{name}`: shapes with the batch dimension, -1 for what varies.
+
+    Inputs that clients may leave out have `optional: true`, here as in the configuration; existing clients pass over it.
+    """
     inputs, outputs = _describe(spec.inputs), _describe(spec.outputs)
     return _encode({"name": name, "versions": versions, "platform": spec.platform, "inputs": inputs, "outputs": outputs})
 
@@ -113,6 +121,8 @@ def _config_tensors(tensors: Sequence[TensorSpec], batchable: bool) -> list[dict
         entry: dict[str, Any] = {"name": tensor.name, "data_type": data_type, "dims": dims or (1,)}
         if not dims:
             entry["reshape"] = {"shape": ()}  # the form that existing clients know for a tensor without dimensions
+        if tensor.optional:
+            entry["optional"] = True
         entries.append(entry)
     return entries
 

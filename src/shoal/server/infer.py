@@ -29,6 +29,7 @@ from shoal.protocols.oip_json import (
 from shoal.server.http_exchange import COMPRESS_BYTES, Exchange
 from shoal.server.http_head import Head
 from shoal.server.plan import Plan, Template, without_id
+from shoal.tensors.lengths import ABSENT
 from shoal.tensors.payload import Payload
 from shoal.tensors.scatter import Answer
 
@@ -130,6 +131,8 @@ class InferRoute:
             ticket = Ticket(plan.rows, plan.payload_bytes, plan.signature, payload, on_end, deadline_ns, level, tenant, exchange)
         if plan.cost:
             ticket.cost = plan.cost
+        if plan.length:
+            ticket.length = plan.length
         refuse = lane.submit(ticket)
         if refuse is None:
             exchange.ticket = ticket
@@ -166,6 +169,8 @@ class InferRoute:
             ticket.tenant = head.tenant or plan.tenant
             if plan.cost:
                 ticket.cost = plan.cost
+            if plan.length:
+                ticket.length = plan.length
             ticket.deadline_ns = self._deadline_ns(plan, head)
             refuse = lane.submit(ticket)
             if refuse is not None:
@@ -236,7 +241,12 @@ class InferRoute:
         if plan.single and len(body) - start == plan.payload_bytes:
             return plan, Payload((memoryview(body)[start:],), plan.row_shapes, plan.parameters)
         tensors = split_binary(plan.head, memoryview(body), start)
-        return plan, Payload(tuple([tensors[index] for index in plan.order]), plan.row_shapes, plan.parameters)
+        if plan.lengths is None:
+            return plan, Payload(tuple([tensors[index] for index in plan.order]), plan.row_shapes, plan.parameters)
+        data = tuple([tensors[index] if index >= 0 else ABSENT for index in plan.order])
+        payload = Payload(data, plan.row_shapes, plan.parameters)
+        plan.lengths.check_payload(payload)
+        return plan, payload
 
     def _finish(self, ticket: Ticket) -> None:
         """The ticket has its ending: answer."""

@@ -55,6 +55,7 @@ def statistics_answer(engine: Engine, name: str | None, version: str | None) -> 
         entry = stats.as_oip(lane.name, lane.version)
         entry["shoal"] = {
             "mean_batch_rows": round(stats.mean_batch_rows(), 3),
+            "padding_factor": round(stats.padding_factor(), 3),
             "dispatch": {reason: count for reason, count in snapshot.batches.items() if count},
             "waiting_requests": snapshot.waiting_requests,
             "waiting_rows": snapshot.waiting_rows,

@@ -40,6 +40,8 @@ class Plan:
         "json_bytes",
         "key",
         "lane",
+        "length",
+        "lengths",
         "order",
         "outputs",
         "parameters",
@@ -58,7 +60,8 @@ class Plan:
 
     def __init__(self, lane: Lane, head: InferHead, key: bytes) -> None:
         spec = lane.spec
-        binding = bind(spec, head.inputs)
+        self.lengths = lengths = lane.lengths
+        binding = bind(spec, head.inputs) if lengths is None else lengths.bind(head.inputs)
         self.lane = lane
         self.head = head
         self.key = key
@@ -70,6 +73,7 @@ class Plan:
         self.signature = binding.signature
         self.order = binding.order
         self.row_shapes = binding.row_shapes
+        self.length = binding.length
         self.parameters = head.parameters
         self.priority = head.priority
         self.timeout_ns = None if head.timeout_us is None else head.timeout_us * _NS_PER_US
@@ -91,7 +95,7 @@ class Plan:
                     raise BadRequest(f'outputs: the model has no output "{wanted.name}"; it has {", ".join(sorted(names))}')
                 self.outputs.append((index, wanted.binary, wanted.classification))
         # One binary tensor of fixed element size: the body behind the JSON is the payload.
-        self.single = head.single_slice
+        self.single = head.single_slice and len(binding.order) == 1
         # Every output as it is, in binary: the response's JSON and head depend on the shapes alone.
         self.plain = (
             head.id is None

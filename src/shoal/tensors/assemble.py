@@ -16,7 +16,7 @@ import numpy as np
 from shoal.datatypes import DATATYPES, ModelSpec
 from shoal.tensors.payload import Array, InputData, Payload
 
-__all__ = ["Assembler", "Member", "row_parameters"]
+__all__ = ["Assembler", "Member", "as_piece", "row_parameters"]
 
 _JOIN_BYTES: Final = 64 << 10  # up to here one join is faster than a slice assignment per member
 _RELEASE_BYTES: Final = 1 << 20  # from here a copy lets other threads run
@@ -87,6 +87,7 @@ class Assembler:
     def __init__(self, spec: ModelSpec, max_rows: int, *, share_single: bool = False) -> None:
         self._batchable = spec.batchable
         self._dtypes = tuple([DATATYPES[tensor.datatype].numpy for tensor in spec.inputs])
+        self._indices = range(len(self._dtypes))
         self._max_rows = max_rows if spec.batchable else 1
         self._share_single = share_single
         self._kept: OrderedDict[tuple[tuple[int, ...], ...], tuple[_Buffer | None, ...]] = OrderedDict()
@@ -102,26 +103,25 @@ class Assembler:
         payload: Payload = members[0].payload
         row_shapes = payload.row_shapes
         rows = members[0].rows if len(members) == 1 else sum([member.rows for member in members])
-        arrays: list[Array] = []
-        for index, dtype in enumerate(self._dtypes):
-            row_shape = row_shapes[index]
-            shape = (rows, *row_shape) if self._batchable else row_shape
-            if dtype.hasobject:
-                arrays.append(self._gather_objects(members, index, shape))
-                continue
-            row_bytes = prod(row_shape) * dtype.itemsize
-            total_bytes = rows * row_bytes
-            if total_bytes <= _JOIN_BYTES:
-                arrays.append(np.frombuffer(_join(members, index, row_bytes, total_bytes), dtype=dtype).reshape(shape))
-                continue
-            pieces = [_piece(member.payload.inputs[index], member.start_row, member.rows, row_bytes) for member in members]
-            if self._share_single and len(pieces) == 1:
-                shared = np.frombuffer(pieces[0], dtype=dtype)
-                if shared.flags.aligned:
-                    arrays.append(shared.reshape(shape))
-                    continue
-            arrays.append(self._copy(pieces, index, rows, row_shapes, shape))
-        return arrays
+        return [self._plain(members, index, rows, row_shapes) for index in self._indices]
+
+    def _plain(self, members: Sequence[Member], index: int, rows: int, row_shapes: tuple[tuple[int, ...], ...]) -> Array:
+        """One input whose rows have equal shapes."""
+        dtype = self._dtypes[index]
+        row_shape = row_shapes[index]
+        shape = (rows, *row_shape) if self._batchable else row_shape
+        if dtype.hasobject:
+            return self._gather_objects(members, index, shape)
+        row_bytes = prod(row_shape) * dtype.itemsize
+        total_bytes = rows * row_bytes
+        if total_bytes <= _JOIN_BYTES:
+            return np.frombuffer(_join(members, index, row_bytes, total_bytes), dtype=dtype).reshape(shape)
+        pieces = [as_piece(member.payload.inputs[index], member.start_row, member.rows, row_bytes) for member in members]
+        if self._share_single and len(pieces) == 1:
+            shared = np.frombuffer(pieces[0], dtype=dtype)
+            if shared.flags.aligned:
+                return shared.reshape(shape)
+        return self._copy(pieces, index, rows, row_shapes, shape)
 
     def _copy(
         self,
@@ -195,11 +195,11 @@ def _join(members: Sequence[Member], index: int, row_bytes: int, total_bytes: in
         if len(joined) == total_bytes:
             return joined
     return bytearray().join(
-        [_piece(piece, member.start_row, member.rows, row_bytes) for piece, member in zip(pieces, members, strict=True)]
+        [as_piece(piece, member.start_row, member.rows, row_bytes) for piece, member in zip(pieces, members, strict=True)]
     )
 
 
-def _piece(data: InputData, start_row: int, rows: int, row_bytes: int) -> bytes | bytearray | memoryview:
+def as_piece(data: InputData, start_row: int, rows: int, row_bytes: int) -> bytes | bytearray | memoryview:
     """Bytes of the rows that a member stands for; views wherever possible."""
     flat = _as_bytes(data)
     if len(flat) == rows * row_bytes:

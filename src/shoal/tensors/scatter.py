@@ -11,7 +11,7 @@ from shoal.datatypes import DATATYPES, ModelSpec, TensorSpec, serialize_bytes
 from shoal.errors import ModelFailed
 from shoal.tensors.payload import Array
 
-__all__ = ["Answer", "BadElement", "join_answers", "make_answer", "serialize_bytes"]
+__all__ = ["Answer", "BadElement", "check_outputs", "fit_output", "join_answers", "make_answer", "serialize_bytes"]
 
 
 class BadElement(ModelFailed):
@@ -95,8 +95,11 @@ def _fit_bytes(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> A
     return array.reshape(output.shape)
 
 
-def _fit(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> Array:
-    """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout."""
+def fit_output(spec: TensorSpec, output: Array, bad: dict[int, BadElement]) -> Array:
+    """The output as a contiguous little-endian array of the datatype, if it is one already up to byte order and layout.
+
+    Rows with an unusable element of BYTES are noted in `bad`. Raises `ModelFailed`.
+    """
     wanted = DATATYPES[spec.datatype].numpy
     got = output.dtype
     if type(output) is not np.ndarray:  # slices and bytes of a subclass may mean something else
@@ -124,23 +127,27 @@ def make_answer(spec: ModelSpec, outputs: Sequence[Any], rows: int, bad: dict[in
     rows, or another datatype; `BadElement` when all counts are right and one element of a BYTES output is unusable. Nothing is
     cast, cut or padded. Dimensions behind the batch are answered as the model made them.
     """
+    check_outputs(spec, outputs, [rows] * len(spec.outputs))
+    found: dict[int, BadElement] = {} if bad is None else bad
+    arrays = tuple([fit_output(tensor, output, found) for tensor, output in zip(spec.outputs, outputs, strict=True)])
+    if bad is None and found:
+        raise found[min(found)]
+    return Answer(spec.outputs, arrays, rows, spec.batchable)
+
+
+def check_outputs(spec: ModelSpec, outputs: Sequence[Any], rows: Sequence[int]) -> None:
+    """Raise `ModelFailed` unless there is an array for each output, with as many rows as `rows` says where there is a batch."""
     if len(outputs) != len(spec.outputs):
         raise ModelFailed(f"the model returned {len(outputs)} outputs, expected {len(spec.outputs)}")
-    batched = spec.batchable
-    for tensor, output in zip(spec.outputs, outputs, strict=True):
+    for tensor, output, wanted in zip(spec.outputs, outputs, rows, strict=True):
         if not isinstance(output, np.ndarray):
             kind = type(output).__name__
             raise ModelFailed(f'output "{tensor.name}": the model returned {kind}, expected an array of {tensor.datatype}')
-        if batched:
+        if spec.batchable:
             if not output.ndim:
-                raise ModelFailed(f'output "{tensor.name}": the model returned a scalar for {rows} rows')
-            if output.shape[0] != rows:
-                raise ModelFailed(f'output "{tensor.name}": the model returned {output.shape[0]} rows for {rows}')
-    found: dict[int, BadElement] = {} if bad is None else bad
-    arrays = tuple([_fit(tensor, output, found) for tensor, output in zip(spec.outputs, outputs, strict=True)])
-    if bad is None and found:
-        raise found[min(found)]
-    return Answer(spec.outputs, arrays, rows, batched)
+                raise ModelFailed(f'output "{tensor.name}": the model returned a scalar for {wanted} rows')
+            if output.shape[0] != wanted:
+                raise ModelFailed(f'output "{tensor.name}": the model returned {output.shape[0]} rows for {wanted}')
 
 
 def join_answers(pieces: Sequence[tuple[Answer, int, int]]) -> Answer:

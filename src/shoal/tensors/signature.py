@@ -11,7 +11,7 @@ import msgspec
 from shoal.datatypes import DATATYPES, ModelSpec, TensorSpec
 from shoal.errors import BadRequest
 
-__all__ = ["Binding", "TensorLike", "bind"]
+__all__ = ["Binding", "TensorLike", "bind", "check_tensor", "match_names"]
 
 
 class TensorLike(Protocol):
@@ -38,7 +38,8 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 
     `rows`: size of the batch dimension, 1 for models without one. `signature`: requests batch together only when equal.
     `order`: for each input of the model, its index in the request. `row_shapes`: for each input of the model, the shape of one row
-    (of the whole tensor where there is no batch). `row_bytes`: bytes of one row over all inputs, BYTES counted as 0.
+    (of the whole tensor where there is no batch). `row_bytes`: bytes of one row over all inputs, BYTES counted as 0. `length`: how
+    long its rows are where rows of different length share a batch (see `lengths.py`), else 0.
     """
 
     rows: int
@@ -46,16 +47,18 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
     order: tuple[int, ...]
     row_shapes: tuple[tuple[int, ...], ...]
     row_bytes: int
+    length: int = 0
 
 
 def _show(shape: Sequence[int]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _match_names(spec: ModelSpec, tensors: Sequence[TensorLike]) -> tuple[int, ...]:
+def match_names(spec: ModelSpec, tensors: Sequence[TensorLike]) -> tuple[int, ...]:
+    """For each input of the model, its index among `tensors`; -1 for an optional one that is not there. Raises `BadRequest`."""
     positions = {tensor.name: index for index, tensor in enumerate(tensors)}
     expected = ", ".join(f'"{model_input.name}"' for model_input in spec.inputs)
-    missing = [model_input.name for model_input in spec.inputs if model_input.name not in positions]
+    missing = [tensor.name for tensor in spec.inputs if tensor.name not in positions and not tensor.optional]
     if missing:
         raise BadRequest(f'input "{missing[0]}" is missing; the model takes {expected}')
     known = {model_input.name for model_input in spec.inputs}
@@ -64,10 +67,11 @@ def _match_names(spec: ModelSpec, tensors: Sequence[TensorLike]) -> tuple[int, .
             raise BadRequest(f'input "{tensor.name[:100]}" is unknown; the model takes {expected}')
     if len(tensors) != len(positions):
         raise BadRequest(f"an input is given twice; the model takes {expected}")
-    return tuple([positions[model_input.name] for model_input in spec.inputs])
+    return tuple([positions.get(model_input.name, -1) for model_input in spec.inputs])
 
 
-def _check_tensor(expected: TensorSpec, got: TensorLike, batchable: bool) -> None:
+def check_tensor(expected: TensorSpec, got: TensorLike, batchable: bool) -> None:
+    """Raise `BadRequest` unless datatype and shape are what the model takes."""
     if got.datatype != expected.datatype:
         raise BadRequest(f'input "{expected.name}": the model takes {expected.datatype}, got {got.datatype}')
     shape, wanted = got.shape, expected.shape
@@ -90,7 +94,7 @@ def bind(spec: ModelSpec, tensors: Sequence[TensorLike], extra: Hashable = None)
     if len(tensors) == 1 and len(inputs) == 1 and tensors[0].name == inputs[0].name:
         order: tuple[int, ...] = (0,)
     else:
-        order = _match_names(spec, tensors)
+        order = match_names(spec, tensors)
     batchable = spec.batchable
     rows = 0
     row_bytes = 0
@@ -98,7 +102,7 @@ def bind(spec: ModelSpec, tensors: Sequence[TensorLike], extra: Hashable = None)
     for model_input, index in zip(inputs, order, strict=True):
         tensor = tensors[index]
         shape = tensor.shape
-        _check_tensor(model_input, tensor, batchable)
+        check_tensor(model_input, tensor, batchable)
         if batchable:
             if not rows:
                 rows = shape[0]
