@@ -29,7 +29,7 @@ TAU0, ALPHA = 1.8874, 0.1438  # ms; ResNet-50 on a V100, from the literature
 WINDOWS = (0.0, 0.25, 0.5, 1.0, 2.0)  # in τ0
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8)
 WIDE = 256  # a batch limit that does not matter at these loads
-SKIP = 3000  # requests until the mode has learned the traffic
+SKIP = 10_000  # requests until the mode has learned the traffic
 
 
 class Case(NamedTuple):
@@ -45,7 +45,7 @@ class Case(NamedTuple):
     limit: int = WIDE
     noise: float = 0.0
     slow: float = 0.0
-    count: int = 50_000
+    count: int = 70_000
     seed: int = 11
 
 
@@ -206,7 +206,7 @@ def replay_cost(report: Report) -> None:
         arrivals.add(moment, 1)
         arrivals.update(moment, int((TAU0 + ALPHA) * 1e6))
     chooser = Chooser(4, FOREVER)
-    law = Law(TAU0 * 1e6, ALPHA * 1e6, 0.05, WIDE)
+    law = Law(TAU0 * 1e6, ALPHA * 1e6, (), WIDE)
     worst, steps, begun = 0.0, 0, time.perf_counter()
     more = True
     while more:

@@ -7,10 +7,11 @@ Pure arithmetic; whoever runs batches reports them, whoever plans them asks. Wri
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-_FORGETTING: Final = 0.99  # weight of what is known, for each further batch
+_FORGETTING: Final = 0.998  # weight of what is known, for each further batch
 _SMOOTHING: Final = 0.03
 _ENOUGH: Final = 20  # batches of one size after which their mean is better than the line
 _MOST_SIZES: Final = 4096
@@ -18,6 +19,7 @@ _CLIP: Final = 3.0  # residuals count as at most so many standard deviations
 _LEAST_SCATTER: Final = 0.02  # for clipping only: what is smaller is not told from chance
 _LEAST_SPREAD: Final = 1e-3  # relative variance of the sizes below which no line can be drawn through them
 _TOLERATED_ERROR: Final = 0.10
+_KEPT_RATIOS: Final = 509
 _RECORD_VERSION: Final = 1
 
 
@@ -96,7 +98,18 @@ class LatencyModel:
     `known`: whether estimates mean anything yet; until then they are 0.
     """
 
-    __slots__ = ("_factor", "_latest", "_lines", "_margin_sigmas", "_plain", "_variance", "batches", "known", "relative_error")
+    __slots__ = (
+        "_factor",
+        "_latest",
+        "_lines",
+        "_margin_sigmas",
+        "_plain",
+        "_variance",
+        "batches",
+        "known",
+        "ratios",
+        "relative_error",
+    )
 
     def __init__(self, *, margin_sigmas: float = 1.64) -> None:
         self._margin_sigmas = margin_sigmas
@@ -106,6 +119,8 @@ class LatencyModel:
         self._variance = 0.0
         self._factor = 1.0
         self.relative_error = 0.0
+        self.ratios: deque[float] = deque(maxlen=_KEPT_RATIOS)
+        """What recent batches took over what was expected, the extremes included."""
         self.batches = 0
         self.known = False
 
@@ -125,6 +140,7 @@ class LatencyModel:
         seen_ns: float = taken_ns
         if expected_ns > 0.0:
             residual = taken_ns / expected_ns - 1.0
+            self.ratios.append(1.0 + residual)
             clip = _CLIP * max(self.scatter, _LEAST_SCATTER)
             residual = min(max(residual, -clip), clip)  # a pause of the machine is not the model's time
             seen_ns = expected_ns * (1.0 + residual)

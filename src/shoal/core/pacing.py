@@ -39,8 +39,6 @@ class Pacing:
         """Why a batch may start now, or "" while it is held back. `idle` 0: a batch to be staged, which starts behind another."""
         arrivals = self.arrivals
         arrivals.update(now_ns, self._latency.expected_ns(1))
-        if not self.chooser.replays:
-            self.chooser.steady(self._latency.scatter)
         if queue.rows >= self._limit or not idle:
             return "idle"
         due_ns = self.wakeup_ns(idle, queue)
@@ -81,5 +79,5 @@ class Pacing:
     def think(self, steps: int) -> bool:
         """Some of the work of choosing the rule for starting; whether there is more to do now. Never on the hot path."""
         latency = self._latency
-        law = Law(latency.tau0_ns, latency.alpha_ns, latency.scatter, min(self._limit, _MOST_REPLAYED_ROWS))
+        law = Law(latency.tau0_ns, latency.alpha_ns, tuple(latency.ratios), min(self._limit, _MOST_REPLAYED_ROWS))
         return self.chooser.think(self.arrivals, law, steps)

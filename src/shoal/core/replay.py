@@ -17,7 +17,6 @@ from shoal.core.starting import (
     ARMS_OF_ONE,
     ARMS_OF_SEVERAL,
     AT_ONCE,
-    HEADWAY,
     Arrivals,
     StartRule,
     cycle_ns,
@@ -25,21 +24,20 @@ from shoal.core.starting import (
     share_of_last,
 )
 
-_LEAST_ARRIVALS: Final = 2000
+_EVERY_ARRIVALS: Final = 2000
+_LEAST_ARRIVALS: Final = 6000  # fewer say little about a P99, and may all lie in one burst
 _CYCLES: Final = 50  # arrivals of at least so many cycles are replayed
-_OLD_WEIGHT: Final = 0.6  # of smoothed scores
+_NEW_WEIGHT: Final = 0.25  # of scores that are smoothed over replays
 _GAIN: Final = 0.02  # by which a rule must be better to be put in force
-_STEADY_SCATTER: Final = 0.06  # headway is thrown by more scatter than this
-_BATCHES_PER_STEP: Final = 32
-_NOISES: Final = 509
+_BATCHES_PER_STEP: Final = 16
 
 
 class Law(NamedTuple):
-    """How long batches take: tau0 + alpha * rows nanoseconds, times a log-normal factor of this scatter; at most `limit` rows."""
+    """How long batches take: tau0 + alpha * rows nanoseconds, times one of these factors in turn; at most `limit` rows."""
 
     tau0_ns: float
     alpha_ns: float
-    scatter: float
+    factors: Sequence[float]
     limit: int
 
 
@@ -52,7 +50,7 @@ def replay(
     as early drop does: the batch is the largest that can be answered in time.
     """
     cycle = cycle_ns(rate_per_ns, executors, law.tau0_ns, law.alpha_ns)
-    noise = [math.exp(law.scatter * _normal(index)) for index in range(_NOISES)] if law.scatter else [1.0]
+    factors = law.factors or (1.0,)
     span = [law.tau0_ns + law.alpha_ns * rows for rows in range(law.limit + 1)]
     free_ns = [float(times_ns[0])] * executors
     heapify(free_ns)
@@ -69,7 +67,7 @@ def replay(
                 continue
         if rule.capped and executors > 1 and _idle(free_ns, now_ns) == 1:
             size = min(size, share_of_last(tail - head, rate_per_ns, executors, cycle))
-        done_ns = now_ns + span[size] * noise[batches % len(noise)]
+        done_ns = now_ns + span[size] * factors[batches % len(factors)]
         latencies += [done_ns - time_ns for time_ns in times_ns[head : head + size]]
         heapreplace(free_ns, done_ns)
         head += size
@@ -78,12 +76,6 @@ def replay(
         if not batches % _BATCHES_PER_STEP:
             yield
     return _score(latencies, count, objective_ns)
-
-
-def _normal(index: int) -> float:
-    """The numbers 0, 1, 2, … to values that are spread as a normal distribution's, without any chance in it."""
-    first, second = ((index + 0.5) * step % 1.0 for step in (0.6180339887498949, 0.41421356237309515))
-    return math.sqrt(-2.0 * math.log(max(first, 1e-12))) * math.cos(2.0 * math.pi * second)
 
 
 def _start(
@@ -150,7 +142,7 @@ def _score(latencies: list[float], count: int, objective_ns: int) -> float:
 class Chooser:
     """Which rule is in force, and the replays that decide it.
 
-    Begins with headway where several executors serve a model of steady time, else with starting at once.
+    Begins with starting at once: what holding back is worth on this traffic only a replay can tell.
     """
 
     __slots__ = ("_arms", "_executors", "_objective_ns", "_replayed", "_scores", "_work", "replays", "rule")
@@ -159,21 +151,16 @@ class Chooser:
         self._executors = executors
         self._objective_ns = objective_ns
         self._arms = (ARMS_OF_SEVERAL if executors > 1 else ARMS_OF_ONE) if trying else ()
-        self.rule = rule or (HEADWAY if executors > 1 else AT_ONCE)
+        self.rule = rule or AT_ONCE
         self._scores: dict[str, float] = {}
         self._replayed = 0  # arrivals when the last replay began
         self._work: Generator[None, None, None] | None = None
         self.replays = 0
 
-    def steady(self, scatter: float) -> None:
-        """Before the first replay: headway only for batch times that can be relied on."""
-        if not self.replays and self._arms and self._executors > 1:
-            self.rule = HEADWAY if scatter <= _STEADY_SCATTER else AT_ONCE
-
     def think(self, arrivals: Arrivals, law: Law, steps: int) -> bool:
         """Do so many steps of the replay under way, or of a new one if enough has come since; whether there is more to do now."""
         if self._work is None:
-            if not self._arms or not law.tau0_ns or arrivals.count - self._replayed < _LEAST_ARRIVALS or not arrivals.rate_per_ns:
+            if not self._due(arrivals, law):
                 return False
             self._replayed = arrivals.count
             self._work = self._try_all(arrivals, law)
@@ -182,6 +169,10 @@ class Chooser:
                 self._work = None
                 return False
         return True
+
+    def _due(self, arrivals: Arrivals, law: Law) -> bool:
+        enough = arrivals.count >= _LEAST_ARRIVALS and arrivals.count - self._replayed >= _EVERY_ARRIVALS
+        return enough and bool(self._arms) and law.tau0_ns > 0.0 and arrivals.rate_per_ns > 0.0
 
     def _try_all(self, arrivals: Arrivals, law: Law) -> Generator[None, None, None]:
         cycle = cycle_ns(arrivals.rate_per_ns, self._executors, law.tau0_ns, law.alpha_ns)
@@ -194,7 +185,8 @@ class Chooser:
         for arm in self._arms:
             score = yield from replay(times_ns, arm, self._executors, by_request, self._objective_ns, rate)
             old = scores.get(arm.name)
-            scores[arm.name] = score if old is None else _OLD_WEIGHT * old + (1.0 - _OLD_WEIGHT) * score
+            weight = max(_NEW_WEIGHT, 1.0 / (self.replays + 1))
+            scores[arm.name] = score if old is None else old + weight * (score - old)
             yield
         best = min(self._arms, key=lambda arm: scores[arm.name])
         if scores[best.name] < scores.get(self.rule.name, math.inf) - _GAIN:
