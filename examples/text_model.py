@@ -2,7 +2,6 @@
 
     python examples/text_model.py                 # writes examples/text_model.onnx
     shoal serve --config examples/text.toml
-    python examples/text_load.py                  # requests of log-normal length, and what padding they cost
 
 It understands nothing, but costs what such models cost. `ids` [batch, seq] are token numbers, `mask` [batch, seq] is 1 where there
 is a token; `vector` [batch, width] is the mean over the tokens, `scores` [batch, seq] is one number for each of them. Everything

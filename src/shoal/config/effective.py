@@ -96,6 +96,10 @@ def _batching(batching: BatchingSettings) -> str:
         parts.append(f"preferred sizes {_sizes(batching.preferred_batch_sizes)}")
     if batching.allowed_batch_sizes:
         parts.append(f"allowed sizes {_sizes(batching.allowed_batch_sizes)}")
+    if batching.max_batch_cost is not None:
+        parts.append(f"at most {batching.max_batch_cost:g} {'by ' if ':' in batching.cost else ''}{batching.cost} in a batch")
+    for name, length in batching.lengths.items():
+        parts.append(f"{name} by {length.policy}")
     parts.append("larger requests are split" if batching.oversize == "split" else "larger requests are refused")
     if batching.reorder:
         parts.append("reordering for equal shapes")
@@ -112,6 +116,14 @@ def _queue(queue: QueueSettings) -> str:
     text = f"at most {', '.join(named)}" if named else "no bound"
     if queue.priority_levels > 1:
         text += f", {queue.priority_levels} priority levels (default {queue.default_priority})"
+    if queue.aging_ms is not None:
+        text += f", a level up for each {_time(queue.aging_ms)} of waiting"
+    if queue.tenant_weights:
+        text += (
+            f", tenants by weight ({', '.join(f'{name} {weight:g}' for name, weight in queue.tenant_weights.items())}, others 1)"
+        )
+    elif queue.fair_tenants:
+        text += ", tenants share evenly"
     return text
 
 
