@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,30 +29,35 @@ def test_padding_without_a_mask_is_refused(tmp_path: Path) -> None:
     """Settings that pad and do not say how the model is told are an error that names the way out."""
     path, _ = gated_model(tmp_path, SOURCE)
     batching = BatchingSettings(lengths={"ids": LengthSettings(policy="pad")})
-    (error,) = errors_of(check_settings(Settings(models={"m": ModelSettings(path=path, batching=batching)})))
-    assert error.where == "models.m.batching.lengths.ids.mask"
-    assert "name the input that tells it" in error.message
+    errors = errors_of(check_settings(Settings(models={"m": ModelSettings(path=path, batching=batching)})))
+    assert [error.where.rpartition(".")[2] for error in errors] == ["pad_value", "mask"]
+    assert "name the input that tells it" in errors[1].message
 
 
 @pytest.mark.parametrize("send_mask", [True, False])
-def test_the_short_one_is_answered_as_if_alone(tmp_path: Path, send_mask: bool) -> None:
-    """Both run in one padded batch; each gets the mean of its own numbers, whether the client sends the mask or leaves it out."""
+@pytest.mark.parametrize(
+    ("policy", "edges", "sizes", "shapes"),
+    [("bucket", (20,), (2, 18, 3), [(1, 20), (2, 20)]), ("pad", (), (2, 18, 15), [(1, 2), (2, 18)])],
+)
+def test_the_short_one_is_answered_as_if_alone(
+    tmp_path: Path, send_mask: bool, policy: Any, edges: tuple[int, ...], sizes: tuple[int, ...], shapes: list[tuple[int, int]]
+) -> None:
+    """Two run in one padded batch; each gets the mean of its own numbers, whether the client sends the mask or leaves it out."""
     path, door = gated_model(tmp_path, SOURCE)
-    batching = BatchingSettings(lengths={"ids": LengthSettings(policy="pad", mask="mask", pad_value=7.0)})
-    model = ModelSettings(path=path, probe=False, execution="thread", batching=batching)
-    texts = [np.arange(1, size + 1, dtype=np.float32).reshape(1, size) for size in (2, 18, 3)]
-    with running_server(local_settings({"m": model})) as server:
-        clients = [RawClient(server.port) for _ in texts]
+    length = LengthSettings(policy=policy, edges=edges, mask="mask", pad_value=7.0)
+    batching = BatchingSettings(lengths={"ids": length})
+    model = ModelSettings(path=path, probe=False, execution="thread", stage=False, batching=batching)
+    texts = [np.arange(1, size + 1, dtype=np.float32).reshape(1, size) for size in sizes]
+    with running_server(local_settings({"m": model})) as server, ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(server.port)) for _ in texts]
         for index, (client, text) in enumerate(zip(clients, texts, strict=True)):
-            mask = {"mask": np.ones_like(text)} if send_mask else {}
-            client.send(infer("m", {"ids": text, **mask}))
+            client.send(infer("m", {"ids": text, "mask": np.ones_like(text)} if send_mask else {"ids": text}))
             if index == 0:
                 door.wait_entered()
             else:
-                server.wait_until(lambda index=index: server.server.engine.lane("m").waiting_requests == index)
+                server.wait_waiting("m", index)
         door.open()
         means = [client.response().tensors()["mean"].tolist() for client in clients]
-        assert means == [[[1.5]], [[9.5]], [[2.0]]]
-        assert door.notes == [(1, 2), (2, 18)]
-        for client in clients:
-            client.close()
+        assert means == [[[(size + 1) / 2]] for size in sizes]
+        assert door.notes == shapes
+        server.settled()

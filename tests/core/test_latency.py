@@ -34,7 +34,7 @@ def test_nothing_known_is_nothing_said():
     for _ in range(20):
         model.observe(4, 0, 4000)
     assert model.known
-    assert (model.expected_ns(4), model.expected_ns(8)) == (4000, 8000)
+    assert (model.expected_ns(4), model.expected_ns(8)) == (4000, pytest.approx(8000, abs=1))
 
 
 def test_equal_sizes_leave_the_line_alone():
@@ -49,7 +49,9 @@ def test_equal_sizes_leave_the_line_alone():
 def test_staircases_by_size():
     """A size seen twenty times is known by its mean, wherever the line runs."""
     model = taught([(rows, 1000 * -(-rows // 8)) for _ in range(30) for rows in range(1, 33)])
-    assert [round(model.expected_ns(rows), -1) for rows in (1, 8, 9, 16, 32)] == [1000, 1000, 2000, 2000, 4000]
+    means = [model.expected_ns(rows) for rows in (1, 8, 9, 16, 32)]
+    assert means == pytest.approx([1000, 1000, 2000, 2000, 4000], rel=0.06)
+    assert model.tau0_ns + model.alpha_ns * 1 < 700 or model.tau0_ns + model.alpha_ns * 8 > 1100, "the line itself is far off"
 
 
 def test_coverage_under_scatter():

@@ -37,6 +37,7 @@ def batches(machine, now_ns=0, taken_ns=1, most=100):
 
 
 def submit(machine, names, now_ns=0, **fields):
+    """One ticket of one row for each name; all are accepted."""
     for name in names:
         ticket = Ticket(payload=name, **fields)
         assert machine.submit(ticket, now_ns) is None
@@ -104,7 +105,7 @@ def test_ageing():
 
 
 def test_the_largest_batch_in_time_and_who_is_passed_over():
-    """l(b) = 1 + b ms. Deadlines 2.5, 4, 9, 9, 9 ms: four could end at 5 ms for three only; three end at 4 ms: the first is lost."""
+    """l(b) = 1 + b ms. Deadlines 2.5, 4, 9, 9, 9 ms: of four, ending at 5 ms, one would be late; three end at 4 ms, in time."""
     machine = scheduler(early_drop=True, latency=exact())
     for name, deadline in (("a", 2.5), ("b", 4), ("c", 9), ("d", 9), ("e", 9)):
         submit(machine, [name], deadline_ns=round(deadline * MS))

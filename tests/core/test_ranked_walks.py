@@ -1,4 +1,4 @@
-"""The ranked composer in random walks: whatever is submitted, cancelled, failed, reconfigured or capped, the laws hold and all ends."""
+"""The ranked composer in random walks: whatever is submitted, cancelled, failed or reconfigured, the laws hold and all ends."""
 
 import random
 

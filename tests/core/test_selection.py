@@ -10,6 +10,7 @@ from shoal.core.selection import best_run, cutoff_of_several, largest_in_time, r
 
 
 def span(rows):
+    """A law of batch times."""
     return 10 + 3 * rows
 
 

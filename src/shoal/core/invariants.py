@@ -45,9 +45,9 @@ def violations(scheduler: Scheduler) -> list[str]:
     check(s._held_bytes == size, "held bytes differ from their sum")
     found += queue.faults()
 
-    check(s._held_requests <= rules.max_requests, "more requests held than the bound")
-    check(s._held_rows <= rules.max_rows, "more rows held than the bound")
-    check(s._held_bytes <= rules.max_bytes, "more bytes held than the bound")
+    check(s._held_requests <= max(rules.max_requests, s._held_then[0]), "more requests held than the bound")
+    check(s._held_rows <= max(rules.max_rows, s._held_then[1]), "more rows held than the bound")
+    check(s._held_bytes <= max(rules.max_bytes, s._held_then[2]), "more bytes held than the bound")
 
     batches = [*s._running, *([s._staged] if s._staged else [])]
     for batch in batches:

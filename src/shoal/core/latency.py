@@ -20,6 +20,8 @@ _LEAST_SCATTER: Final = 0.02  # for clipping only: what is smaller is not told f
 _LEAST_SPREAD: Final = 1e-3  # relative variance of the sizes below which no line can be drawn through them
 _TOLERATED_ERROR: Final = 0.10
 _KEPT_RATIOS: Final = 509
+_LEAST_WORK: Final = 1e-6
+_MOST_WORK: Final = 1e15  # and the longest time in nanoseconds: eleven days
 _RECORD_VERSION: Final = 1
 
 
@@ -129,9 +131,9 @@ class LatencyModel:
     def observe(self, work: float, length: int, taken_ns: int) -> None:
         """A batch of this work, whose longest row has `length` (0: lengths do not matter), took `taken_ns`.
 
-        What cannot be is ignored: times and work that are not positive numbers.
+        What cannot be is ignored: times and work that are not positive numbers, or beyond all measure.
         """
-        if not (0 < work < math.inf and 0 < taken_ns < math.inf):
+        if not (_LEAST_WORK <= work <= _MOST_WORK and 0 < taken_ns <= _MOST_WORK):
             return
         line = self._plain if not length else self._lines.get(_bucket(length))
         if line is None:

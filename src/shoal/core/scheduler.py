@@ -79,6 +79,7 @@ class Scheduler:
         self._timers = ExpiryTimers()
         self._cap_rows: int | None = None
         self._settings_since_ns = -1
+        self._held_then = (0, 0, 0)  # requests, rows and bytes when settings last changed: they may exceed new bounds
         self._apply(Rules(batching, queue))
         self._draining = False
         self._staged: Batch | None = None
@@ -667,6 +668,7 @@ class Scheduler:
             raise ValueError("a staged batch must be recalled before settings change")
         self._batching, self._queue_settings = batching, queue
         self._settings_since_ns = now_ns
+        self._held_then = (self._held_requests, self._held_rows, self._held_bytes)
         rules = Rules(batching, queue, self._cap_rows)
         waiting = sorted(self._queue, key=lambda ticket: ticket.accepted_ns)
         delayed = {ticket for ticket in waiting if self._queue.is_delayed(ticket)}
