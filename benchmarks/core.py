@@ -14,6 +14,7 @@ import time
 
 from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.decisions import Dispatch, Expire, Stage
+from shoal.core.latency import LatencyModel
 from shoal.core.scheduler import Scheduler
 from shoal.core.ticket import Ticket
 
@@ -100,6 +101,32 @@ def refuse(scheduler: Scheduler, tickets: list[list[Ticket]]) -> float:
     return time.perf_counter() - begin
 
 
+def run_everything() -> float:
+    """Adaptive mode with an objective, three levels with ageing, eight tenants by weight, deadlines; 1,000 wait all the time."""
+    latency = LatencyModel()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        latency.observe(rows, 0, 200_000 + 5_000 * rows)
+    queue = QueueSettings(
+        priority_levels=3,
+        aging_ms=1000.0,
+        slo_ms=60_000.0,
+        max_queue_rows=None,
+        max_queue_bytes=None,
+        tenant_weights={str(number): 1.0 + number for number in range(8)},
+    )
+    scheduler = Scheduler(BatchingSettings(max_batch_size=BATCH, mode="adaptive"), queue, latency=latency)
+    tickets = make(3, True)
+    draw = random.Random(2)
+    for ticket in [ticket for batch_of_tickets in tickets for ticket in batch_of_tickets]:
+        ticket.tenant = str(draw.randrange(8))
+        if ticket.deadline_ns is not None:
+            ticket.deadline_ns += 10**11
+    waiting = [Ticket(signature=("model", (8,)), level=draw.randrange(4), tenant=str(draw.randrange(8))) for _ in range(1000)]
+    for ticket in waiting:
+        scheduler.submit(ticket, 1_000)
+    return run(scheduler, tickets, False)
+
+
 def make(levels: int = 1, deadlines: bool = False) -> list[list[Ticket]]:
     """Tickets of all rounds; levels and deadlines drawn with a fixed seed."""
     draw = random.Random(1)
@@ -138,6 +165,7 @@ def measure() -> dict[str, float]:
         "staged, recalled every 8": lambda: run_recalled(Scheduler(batching, plain, stage=True), make()),
         "the same, levels + deadlines": lambda: run_recalled(Scheduler(batching, levels, stage=True), make(4, True)),
         "expiring": lambda: run_expiring(Scheduler(batching, short), make()),
+        "everything in use, 1,000 waiting": run_everything,
         "refused": lambda: refuse(Scheduler(batching, full), make()),
     }
     results = {}
