@@ -87,7 +87,10 @@ def _server_lines(server: ServerSettings) -> list[str]:
 
 
 def _batching(batching: BatchingSettings) -> str:
-    if batching.max_delay_ms == 0:
+    if batching.mode == "adaptive":
+        held = "" if batching.max_delay_ms == 0 else f", held back for at most {_time(batching.max_delay_ms)}"
+        delay = f"started when measured batch times and arrivals say so{held}"
+    elif batching.max_delay_ms == 0:
         delay = "no delay (whenever an executor is free, what waits runs together)"
     else:
         delay = f"at most {_time(batching.max_delay_ms)} delay"
