@@ -31,9 +31,11 @@ class Pacing:
         rule = {"replay": None, "headway": HEADWAY, "now": AT_ONCE}[rules.adaptive_start]
         self.chooser = Chooser(executors, rules.objective_ns, trying=rules.adaptive_start == "replay", rule=rule)
 
-    def _cycle_ns(self) -> float:
-        latency = self._latency
-        return cycle_ns(self.arrivals.rate_per_ns, self._executors, latency.tau0_ns, latency.alpha_ns)
+    def _cycle(self) -> tuple[float, float]:
+        """An executor's cycle in nanoseconds, and the rows that come in its share of it."""
+        latency, rate_per_ns = self._latency, self.arrivals.rate_per_ns
+        cycle = cycle_ns(rate_per_ns, self._executors, latency.tau0_ns, latency.alpha_ns)
+        return cycle, rate_per_ns * cycle / self._executors
 
     def may_start(self, now_ns: int, idle: int, queue: RankedQueue) -> str:
         """Why a batch may start now, or "" while it is held back. `idle` 0: a batch to be staged, which starts behind another."""
@@ -57,7 +59,7 @@ class Pacing:
         if rule.window:
             start_ns = oldest_ns + int(rule.window * latency.tau0_ns)
         elif rule.headway:
-            start_ns = self._last_ns + int(hold_ns(rule, idle, self._executors, self._cycle_ns()))
+            start_ns = self._last_ns + int(hold_ns(rule, idle, self._executors, *self._cycle(), queue.rows))
         start_ns = min(start_ns, oldest_ns + self._longest_ns)
         due_ns = queue.first_due_ns()
         if due_ns < FOREVER:
@@ -70,7 +72,7 @@ class Pacing:
         limit = self._limit
         if not rule.capped or idle != 1 or self._executors < 2 or not self._latency.known:
             return limit
-        return min(limit, share_of_last(waiting_rows, self.arrivals.rate_per_ns, self._executors, self._cycle_ns()))
+        return min(limit, share_of_last(waiting_rows, self._executors, self._cycle()[1]))
 
     def started(self, now_ns: int) -> None:
         """A batch has started."""

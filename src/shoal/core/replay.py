@@ -50,6 +50,7 @@ def replay(
     as early drop does: the batch is the largest that can be answered in time.
     """
     cycle = cycle_ns(rate_per_ns, executors, law.tau0_ns, law.alpha_ns)
+    share = rate_per_ns * cycle / executors
     factors = law.factors or (1.0,)
     span = [law.tau0_ns + law.alpha_ns * rows for rows in range(law.limit + 1)]
     free_ns = [float(times_ns[0])] * executors
@@ -59,14 +60,14 @@ def replay(
     head = batches = 0
     last_ns = -math.inf
     while head < count:
-        now_ns, tail = _start(times_ns, head, rule, free_ns, last_ns, cycle, span, objective_ns)
+        now_ns, tail = _start(times_ns, head, rule, free_ns, last_ns, cycle, share, span, objective_ns)
         size = min(tail - head, law.limit)
         if objective_ns < FOREVER:
             head, size = _give_up(times_ns, head, tail, now_ns - objective_ns, span)
             if not size:
                 continue
         if rule.capped and executors > 1 and _idle(free_ns, now_ns) == 1:
-            size = min(size, share_of_last(tail - head, rate_per_ns, executors, cycle))
+            size = min(size, share_of_last(tail - head, executors, share))
         done_ns = now_ns + span[size] * factors[batches % len(factors)]
         latencies += [done_ns - time_ns for time_ns in times_ns[head : head + size]]
         heapreplace(free_ns, done_ns)
@@ -85,6 +86,7 @@ def _start(
     free_ns: list[float],
     last_ns: float,
     cycle: float,
+    share: float,
     span: Sequence[float],
     objective_ns: int,
 ) -> tuple[float, int]:
@@ -95,7 +97,7 @@ def _start(
     tail = bisect_right(times_ns, now_ns, head)
     executors = len(free_ns)
     while tail - head < limit:
-        start_ns = last_ns + hold_ns(rule, _idle(free_ns, now_ns), executors, cycle)
+        start_ns = last_ns + hold_ns(rule, _idle(free_ns, now_ns), executors, cycle, share, tail - head)
         if rule.window:
             start_ns = times_ns[head] + rule.window * span[0]
         if objective_ns < FOREVER:

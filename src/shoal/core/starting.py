@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 _MOST_LOAD: Final = 0.93  # a cycle is reckoned for at most this load, or it would never end
-_BACKLOG_CAPS: Final = 4  # more than so many caps waiting is a real backlog
+_BACKLOG_CAPS: Final = 3  # more than so many caps waiting is a real backlog
 _KEPT_ARRIVALS: Final = 8192
 _EPOCH_ARRIVALS: Final = 16
 _EPOCH_BATCHES: Final = 16  # in times of a batch of one row
@@ -22,8 +22,8 @@ class StartRule(NamedTuple):
     """When a batch that is not full may start.
 
     `window`: when its oldest member has waited so many times tau0. `headway`: when so many shares of an executor's cycle have
-    passed since the last start; the longer, the fewer executors are idle. `capped`: the last idle executor takes no more than its
-    share.
+    passed since the last start; the longer, the fewer executors are idle, and the shorter, the more waits. `capped`: the last idle
+    executor takes no more than its share.
     """
 
     name: str
@@ -33,15 +33,14 @@ class StartRule(NamedTuple):
 
 
 AT_ONCE: Final = StartRule("now")
-HEADWAY: Final = StartRule("headway", headway=1.1, capped=True)
+HEADWAY: Final = StartRule("headway", headway=1.35, capped=True)
 WINDOWS: Final = (StartRule("window 1/4", 0.25), StartRule("window 1/2", 0.5), StartRule("window 1", 1.0))
 ARMS_OF_ONE: Final = (AT_ONCE, *WINDOWS)
 """The rules that are worth trying with one executor."""
 ARMS_OF_SEVERAL: Final = (
     AT_ONCE,
     HEADWAY,
-    StartRule("headway without cap", headway=1.1),
-    StartRule("wide headway", headway=2.0, capped=True),
+    StartRule("headway without cap", headway=1.35),
     *WINDOWS,
 )
 """The rules that are worth trying with several."""
@@ -53,18 +52,24 @@ def cycle_ns(rate_per_ns: float, executors: int, tau0_ns: float, alpha_ns: float
     return tau0_ns / (1.0 - load)
 
 
-def hold_ns(rule: StartRule, idle: int, executors: int, cycle: float) -> float:
-    """How long after the last start the next may come, by the rule's headway; `idle` executors are free."""
+def hold_ns(rule: StartRule, idle: int, executors: int, cycle: float, share: float, waiting: int) -> float:
+    """How long after the last start the next may come, by the rule's headway; `idle` executors are free.
+
+    `share` is how many rows come in an executor's share of a cycle. Where more wait the hold shrinks with the square, or a few slow
+    batches would leave a backlog that starts at a fixed distance never work off.
+    """
     if not rule.headway or executors < 2:
         return 0.0
-    return rule.headway * cycle / executors * (executors - idle) / (executors - 1)
+    hold = rule.headway * cycle / executors * (executors - idle) / (executors - 1)
+    return hold * (share / waiting) ** 2 if waiting > share else hold
 
 
-def share_of_last(waiting: int, rate_per_ns: float, executors: int, cycle: float) -> int:
-    """How many rows the last idle executor may take: somewhat more than come in its share of a cycle, all in a real backlog."""
-    fair = rate_per_ns * cycle / executors
-    cap = max(1.2 * fair, fair + math.sqrt(fair) + 1.0)
-    return waiting if waiting > _BACKLOG_CAPS * cap else max(1, int(cap))
+def share_of_last(waiting: int, executors: int, share: float) -> int:
+    """How many rows the last idle executor may take: somewhat more than its share; of a real backlog, one executor's part."""
+    cap = max(1.15 * share, share + math.sqrt(share) + 1.5)
+    if waiting > _BACKLOG_CAPS * cap:
+        cap = max(cap, waiting / executors)  # all of it at once would be one long batch that the others cannot follow evenly
+    return int(cap)
 
 
 class Arrivals:
