@@ -24,8 +24,10 @@ from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.decisions import Refuse
 from shoal.core.ticket import Ticket
 from shoal.datatypes import ModelSpec
+from shoal.engine.execution import AsyncRunner, Runner
 from shoal.engine.executor import Pool, ThreadPool
 from shoal.engine.functions import AsyncFunctionRunner, FunctionRunner, check_function, wants_array
+from shoal.engine.hooked_functions import AsyncHookedRunner, HookedRunner, check_hook
 from shoal.engine.lane import Lane
 from shoal.engine.local_pools import InlinePool, TaskPool
 from shoal.engine.recorder import Recorder
@@ -49,6 +51,8 @@ class Options(TypedDict, total=False):
     max_queue_rows: int | None
     instances: int
     stack: bool | None
+    decode: Callable[[Any], Any] | None
+    encode: Callable[[Any], Any] | None
     size: Callable[[Any], int] | None
     max_batch_cost: float | None
     cost: Callable[[Any], float] | None
@@ -80,9 +84,15 @@ class Batcher(Generic[In, Out]):
     `slo_ms` what cannot be answered in time any more is given up (`Overloaded`). Calls may have a `priority` of 1 (highest) to
     `priority_levels`; with `tenant_weights` (1 for whoever is not named) tenants get their shares, whatever others send.
 
-    Errors stay with their item. The function may return an exception in an item's place: that call raises it. If it raises, the
-    batch is run again in parts until those whose item is the cause are found, so it should have no side effects that must not
-    happen twice; they get the original exception. A wrong number of results is everyone's `ModelFailed`.
+    `decode`, if given, is called with each item first, and the function gets what it returns; `encode` is called with each result,
+    and callers get what it returns. They run where the function runs, and may be asynchronous if it is. With `stack` and `decode`
+    only what is decoded need be arrays, all of equal shape. `size` and `cost` see items as they come.
+
+    Errors stay with their item: what a hook raises its caller gets, and the rest of the batch goes on. The function may return an
+    exception in an item's place: that call raises it. If it raises, the batch is run again in parts until those whose item is the
+    cause are found, so it should have no side effects that must not happen twice; they get the original exception, and the same
+    item (bytes, text, an array or something hashable) is run alone for the next five minutes. If memory does not suffice the batch
+    is run in halves, and batches are smaller for a while. A wrong number of results is everyone's `ModelFailed`.
 
     Belongs to the loop on which it was opened; after closing it may be opened again.
     """
@@ -107,6 +117,8 @@ class Batcher(Generic[In, Out]):
         max_queue_rows: int | None = 4096,
         instances: int = 1,
         stack: bool | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        encode: Callable[[Any], Any] | None = None,
         size: Callable[[Any], int] | None = None,
         max_batch_cost: float | None = None,
         cost: Callable[[Any], float] | None = None,
@@ -120,6 +132,8 @@ class Batcher(Generic[In, Out]):
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._is_async = check_function(function)
+        check_hook("decode", decode, self._is_async)
+        check_hook("encode", encode, self._is_async)
         _check_count("max_batch_size", max_batch_size)
         _check_count("instances", instances)
         if max_queue_rows is not None:
@@ -156,6 +170,8 @@ class Batcher(Generic[In, Out]):
             tenant_weights=dict(tenant_weights or {}),
         )
         self._cost = cost
+        self._decode = decode
+        self._encode = encode
         self._instances = instances
         self._stack = wants_array(function) if stack is None else stack
         self._size = size
@@ -177,9 +193,17 @@ class Batcher(Generic[In, Out]):
 
     def _make_pool(self) -> Pool:
         clock, function = self._clock, self._function
+        count = range(self._instances)
+        decode, encode = self._decode, self._encode
+        hooked = decode is not None or encode is not None
         if self._is_async:
-            return TaskPool(self.name, [AsyncFunctionRunner(function, self._stack, clock) for _ in range(self._instances)], clock)
-        runners = [FunctionRunner(function, self._stack, clock) for _ in range(self._instances)]
+            tasks: list[AsyncRunner] = [AsyncFunctionRunner(function, self._stack, clock) for _ in count]
+            if hooked:
+                tasks = [AsyncHookedRunner(function, self._stack, clock, decode=decode, encode=encode) for _ in count]
+            return TaskPool(self.name, tasks, clock)
+        runners: list[Runner] = [FunctionRunner(function, self._stack, clock) for _ in count]
+        if hooked:
+            runners = [HookedRunner(function, self._stack, clock, decode=decode, encode=encode) for _ in count]
         return InlinePool(runners[0], clock) if self._inline else ThreadPool(self.name, runners, clock)
 
     async def close(self, *, drain: bool = True, grace_seconds: float = 5.0) -> bool:
@@ -285,7 +309,7 @@ class Batcher(Generic[In, Out]):
         return float(value)
 
     def _signature(self, item: In) -> Hashable:
-        if not self._stack:
+        if not self._stack or self._decode is not None:
             return None
         if not isinstance(item, np.ndarray | np.generic):
             raise TypeError(f"{self!r} stacks numpy arrays, but an item is a {type(item).__name__}")

@@ -20,7 +20,8 @@ from shoal.config.settings import BatchingSettings, QueueSettings
 from shoal.core.invariants import violations
 from shoal.core.ticket import Ticket, TicketState
 from shoal.engine import executor
-from shoal.engine.execution import Outcome, Result, execute
+from shoal.engine.execution import execute
+from shoal.engine.outcome import Outcome, Result
 from shoal.engine.executor import ThreadPool
 from shoal.engine.lane import Lane
 from shoal.engine.local_pools import TaskPool

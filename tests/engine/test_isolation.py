@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shoal.core.ticket import Ticket
 from shoal.datatypes import ModelSpec, TensorSpec
-from shoal.engine.execution import Outcome, Result, execute, model_error
+from shoal.engine.execution import execute
+from shoal.engine.outcome import Outcome, Result, model_error
 from shoal.engine.runner import TensorRunner
 from shoal.errors import BadRequest, ModelFailed
 from shoal.tensors.scatter import BadElement

@@ -18,7 +18,9 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from shoal.core.batch import Batch
-from shoal.engine.execution import Outcome, Runner, execute
+from shoal.engine.execution import Runner, execute
+from shoal.engine.outcome import Outcome
+from shoal.engine.quarantine import Quarantine
 
 __all__ = ["Completion", "Pool", "ThreadPool"]
 
@@ -95,6 +97,7 @@ class ThreadPool:
         self.size = len(runners)
         self.restarts = 0
         self._clock = clock
+        self._quarantine = Quarantine()
         self._jobs: SimpleQueue[Batch | None] = SimpleQueue()
         self._cell: deque[Batch] = deque()
         self._completed: deque[Completion] = deque()
@@ -203,13 +206,13 @@ class ThreadPool:
         self._call_loop(self._ended, worker)
 
     def _work(self, worker: _Worker) -> None:
-        jobs, cell, clock, runner = self._jobs, self._cell, self._clock, worker.runner
+        jobs, cell, clock, runner, quarantine = self._jobs, self._cell, self._clock, worker.runner, self._quarantine
         while not self._deaf:
             worker.batch = jobs.get()
             if worker.batch is None:
                 return
             while worker.batch is not None:
-                outcome = execute(runner, worker.batch.members, clock)
+                outcome = execute(runner, worker.batch.members, clock, quarantine)
                 try:
                     worker.began = cell.pop()
                 except IndexError:

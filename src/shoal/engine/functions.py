@@ -11,18 +11,19 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from shoal.core.ticket import Ticket
-from shoal.engine.execution import Result
+from shoal.engine.outcome import Result, model_error
+from shoal.engine.quarantine import Contents
 from shoal.errors import ModelFailed
 
-__all__ = ["AsyncFunctionRunner", "FunctionRunner", "check_function", "wants_array"]
+__all__ = ["AsyncFunctionRunner", "FunctionRunner", "check_function", "item_contents", "one_result_each", "wants_array"]
 
-_KNOWN_REFERENCES: Final = 3  # to a result that nobody else holds: the caller's name, the parameter, getrefcount's argument
+_KNOWN_REFERENCES: Final = 4  # to a result that nobody else holds: the runner's name, two parameters, getrefcount's argument
 
 
 def _gather(members: Sequence[Ticket], stack: bool) -> Any:
@@ -34,12 +35,11 @@ def _name(value: Any) -> str:
     return type(value).__name__
 
 
-def _take_apart(results: Any, members: Sequence[Ticket]) -> tuple[Any, dict[int, Exception] | None]:
-    """(answer, errors of single items): `answer[row]` is a member's result, row being its first row in the batch.
+def one_result_each(results: Any, count: int) -> Any:
+    """What came back, as an array or a list of `count` results that nobody else holds.
 
-    Raises ModelFailed if what came back is not one result for each item.
+    Raises ModelFailed if it is not one result for each item.
     """
-    count = len(members)
     if (
         isinstance(results, str | bytes | bytearray | Mapping)
         or not hasattr(results, "__len__")
@@ -59,11 +59,22 @@ def _take_apart(results: Any, members: Sequence[Ticket]) -> tuple[Any, dict[int,
         if results.base is not None or sys.getrefcount(results) > _KNOWN_REFERENCES:
             results = results.copy()
         if not results.dtype.hasobject:
-            return _by_row(results, members), None
+            return results
     answer = list(results)
     if len(answer) != count:
         raise ModelFailed(f"the function returned {len(answer)} results for {count} items")
-    failures = {index: result for index, result in enumerate(answer) if isinstance(result, Exception)}
+    return answer
+
+
+def _take_apart(results: Any, members: Sequence[Ticket]) -> tuple[Any, dict[int, Exception] | None]:
+    """(answer, errors of single items): `answer[row]` is a member's result, row being its first row in the batch."""
+    answer = one_result_each(results, len(members))
+    if not isinstance(answer, list):
+        return _by_row(answer, members), None
+    failures: dict[int, Exception] = {}
+    for index, result in enumerate(answer):
+        if isinstance(result, Exception):
+            failures[index] = model_error(result)
     return _by_row(answer, members), failures or None
 
 
@@ -100,6 +111,23 @@ def wants_array(function: Callable[..., Any]) -> bool:
     return hint is np.ndarray or typing.get_origin(hint) is np.ndarray
 
 
+def item_contents(item: Any) -> Contents | None:
+    """What tells an item from others by its value: its bytes, or its hash; None where there is neither."""
+    kind = type(item).__qualname__.encode()
+    if isinstance(item, bytes | bytearray):
+        return (kind, item)
+    if isinstance(item, str):
+        return (kind, item.encode(errors="surrogatepass"))
+    if isinstance(item, np.ndarray | np.generic):
+        if item.dtype.hasobject:
+            return None
+        array = np.ascontiguousarray(item)
+        return (repr((item.shape, item.dtype.str)).encode(), array.reshape(-1).view(np.uint8).data)
+    if not isinstance(item, Hashable) or type(item).__hash__ is object.__hash__:
+        return None
+    return (kind, hash(item).to_bytes(8, "little", signed=True))
+
+
 class FunctionRunner:
     """Calls a function with the items of a batch."""
 
@@ -121,6 +149,10 @@ class FunctionRunner:
         except ModelFailed as error:
             return Result(None, 0, 0, 0, refused=error)
         return Result(answer, ready_ns - begun_ns, returned_ns - ready_ns, clock() - returned_ns, failures)
+
+    def contents(self, member: Ticket) -> Contents | None:
+        """The item, where it can be told by value."""
+        return item_contents(member.payload)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -147,6 +179,10 @@ class AsyncFunctionRunner:
         except ModelFailed as error:
             return Result(None, 0, 0, 0, refused=error)
         return Result(answer, ready_ns - begun_ns, returned_ns - ready_ns, clock() - returned_ns, failures)
+
+    def contents(self, member: Ticket) -> Contents | None:
+        """The item, where it can be told by value."""
+        return item_contents(member.payload)
 
     def close(self) -> None:
         """Nothing to free."""

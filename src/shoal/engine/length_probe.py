@@ -20,7 +20,7 @@ from shoal.backends.probe import ProbeReport, made_up_rows, row_difference
 from shoal.config.settings import LengthSettings
 from shoal.core.ticket import Ticket
 from shoal.datatypes import DATATYPES
-from shoal.engine.execution import Result
+from shoal.engine.outcome import Result
 from shoal.engine.runner import TensorRunner
 from shoal.errors import ConfigError
 from shoal.tensors.length_compile import compile_lengths

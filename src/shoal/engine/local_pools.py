@@ -11,8 +11,10 @@ from functools import partial
 from typing import Final
 
 from shoal.core.batch import Batch
-from shoal.engine.execution import AsyncRunner, Outcome, Runner, execute, execute_async
+from shoal.engine.execution import AsyncRunner, Runner, execute, execute_async
 from shoal.engine.executor import Completion
+from shoal.engine.outcome import Outcome
+from shoal.engine.quarantine import Quarantine
 
 __all__ = ["InlinePool", "TaskPool"]
 
@@ -32,6 +34,7 @@ class InlinePool:
         self.restarts = 0
         self._runner = runner
         self._clock = clock
+        self._quarantine = Quarantine()
         self._pending: deque[Batch] = deque()
         self._stopped = False
         self._context = contextvars.Context()
@@ -51,7 +54,7 @@ class InlinePool:
     def _run(self) -> None:
         batch = self._pending.popleft()
         try:
-            outcome = execute(self._runner, batch.members, self._clock, (KeyboardInterrupt,))
+            outcome = execute(self._runner, batch.members, self._clock, self._quarantine, (KeyboardInterrupt,))
         except BaseException as error:
             self._on_done((Completion(batch, None, None, error),))
             raise
@@ -96,6 +99,7 @@ class TaskPool:
         self._all: Final = tuple(runners)
         self._free = list(runners)
         self._clock = clock
+        self._quarantine = Quarantine()
         self._tasks: set[asyncio.Task[Outcome]] = set()
         self._context = contextvars.Context()
         self._stopped = False
@@ -110,7 +114,7 @@ class TaskPool:
     def dispatch(self, batch: Batch) -> None:
         """Run this batch as a task."""
         runner = self._free.pop()
-        running = execute_async(runner, batch.members, self._clock)
+        running = execute_async(runner, batch.members, self._clock, self._quarantine)
         task = self._loop.create_task(running, name=f"shoal-{self._name}", context=contextvars.Context())
         self._tasks.add(task)
         # Reported from here, because a task that is cancelled before its first step runs no line of its own.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.engine.execution import Run
+from shoal.engine.outcome import Run
 
 __all__ = ["BatchFigures", "Figure", "Recorder"]
 
@@ -66,6 +66,10 @@ class Recorder:
     `expired`, `cancelled` (while they waited), `dropped` (could not be answered in time any more), `discarded` (given up while they
     ran: their rows were computed for nobody), `refused` by reason. Times of `queue` and `compute_*` are those of answered requests,
     each with its whole batch's compute time.
+
+    `bisections` counts batches that were taken apart because the model raised, `reruns` what was run again for it, `ran_alone` the
+    requests that were run alone because their input is known to make the model raise, `out_of_memory` runs that memory did not
+    suffice for.
     """
 
     __slots__ = (
@@ -85,8 +89,10 @@ class Recorder:
         "inferences",
         "last_inference_ms",
         "loop_errors",
+        "out_of_memory",
         "padded_tokens",
         "queue",
+        "ran_alone",
         "refused",
         "reruns",
         "success",
@@ -114,6 +120,8 @@ class Recorder:
         self.refused: dict[str, int] = {}
         self.bisections = 0
         self.reruns = 0
+        self.ran_alone = 0
+        self.out_of_memory = 0
         self.loop_errors = 0
         self.tokens = 0
         self.padded_tokens = 0

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shoal.backends.base import Backend
 from shoal.core.ticket import Ticket
-from shoal.engine.execution import Result
+from shoal.engine.outcome import Result
+from shoal.engine.quarantine import Contents
 from shoal.errors import ModelFailed
-from shoal.tensors.assemble import Assembler, Member, row_parameters
+from shoal.tensors.assemble import Assembler, Member, as_piece, row_parameters
 from shoal.tensors.lengths import LengthPlan
 from shoal.tensors.padding import Layout, PaddingAssembler, take_apart
 from shoal.tensors.payload import Array, Payload
@@ -128,6 +131,23 @@ class TensorRunner:
         last = members[-1]
         filler = _Filler(last.payload, last.start_row + last.rows - 1)
         return [*members, *[filler] * (sizes[index] - rows)]
+
+    def contents(self, member: Ticket) -> Contents | None:
+        """The rows that the member stands for, their shapes, and the parameters if the model sees them."""
+        payload: Payload = member.payload
+        seen = [repr(payload.row_shapes).encode()]
+        if self._uses_parameters:
+            seen.append(repr(payload.parameters).encode())
+        parts: list[bytes | bytearray | memoryview] = [*seen]
+        own = member.parent or member
+        for data in payload.inputs:
+            if isinstance(data, np.ndarray) and data.dtype.hasobject:
+                rows = data.reshape(own.rows, -1)[member.start_row : member.start_row + member.rows]
+                parts += [item if isinstance(item, bytes) else str(item).encode() for item in rows.reshape(-1).tolist()]
+            else:
+                row_bytes = (data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)) // own.rows
+                parts.append(as_piece(data, member.start_row, member.rows, row_bytes))
+        return parts
 
     def close(self) -> None:
         """Free the model."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from shoal.core.batch import Batch
 from shoal.core.scheduler import Scheduler
 from shoal.core.ticket import Ticket, TicketState
-from shoal.engine.execution import End, Outcome, Run
+from shoal.engine.outcome import End, Outcome, Run, is_out_of_memory
 from shoal.engine.recorder import Recorder
 from shoal.errors import ShoalError
 
@@ -33,9 +33,13 @@ class Settler:
         """A batch was run, well or badly."""
         if outcome.ends is None and not batch.cut:
             return self._settle_whole(batch, outcome)
+        stats = self._stats
         if outcome.reruns:
-            self._stats.reruns += outcome.reruns
-            self._stats.bisections += 1
+            stats.reruns += outcome.reruns
+            if outcome.cause is not None and not is_out_of_memory(outcome.cause):
+                stats.bisections += 1
+        stats.ran_alone += outcome.apart
+        stats.out_of_memory += outcome.oom_runs
         return self._settle_each(batch, outcome.ends or _answered_all(batch, outcome), outcome.runs, outcome.done_ns)
 
     def settle_failed(self, batch: Batch, error: Exception, now_ns: int) -> Sequence[Ticket]:
