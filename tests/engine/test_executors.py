@@ -21,10 +21,10 @@ from shoal.core.invariants import violations
 from shoal.core.ticket import Ticket, TicketState
 from shoal.engine import executor
 from shoal.engine.execution import execute
-from shoal.engine.outcome import Outcome, Result
 from shoal.engine.executor import ThreadPool
 from shoal.engine.lane import Lane
 from shoal.engine.local_pools import TaskPool
+from shoal.engine.outcome import Outcome, Result
 from shoal.engine.runner import TensorRunner
 from shoal.errors import ModelFailed, WorkerLost
 from shoal.testing.gates import Gate
