@@ -29,6 +29,7 @@ from shoal.core.ticket import Ticket, TicketState
 from shoal.datatypes import ModelSpec
 from shoal.engine.costs import Cost, checked_cost
 from shoal.engine.executor import Completion, Pool
+from shoal.engine.memory_cap import MemoryCap
 from shoal.engine.quiet_log import QuietLog
 from shoal.engine.recorder import Recorder
 from shoal.engine.settling import Settler
@@ -98,6 +99,7 @@ class Lane:
         self.is_full = self._scheduler.is_full  # whether a request of one row would be refused now
         self._settler = Settler(self._scheduler, self.stats, join)
         self._drain_rate = DrainRate()
+        self._memory_cap = MemoryCap(batching.max_batch_size)
         self._expected_ms_per_row = 1000 / expected_rows_per_second if expected_rows_per_second else None
         self._context = contextvars.Context()  # callbacks must not see the variables of whoever happened to submit
         self._poll_due = False
@@ -282,11 +284,29 @@ class Lane:
                 if outcome.cause is not None:
                     cause, outcome.cause = outcome.cause, None
                     self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
+                if outcome.oom_rows and self._memory_cap.lower(outcome.oom_rows, done_ns):
+                    self._cap_rows(done_ns)
+                    text = "model %s: memory did not suffice for %d rows; batches have at most %d for now"
+                    _log.warning(text, self.name, outcome.oom_rows, self._memory_cap.rows)
             self._drain_rate.record(batch.rows, self._running_rows + self._scheduler.waiting_rows, done_ns)
         if not self._closed:
-            self._decide(self._clock())
+            now_ns = self._clock()
+            if self._memory_cap.rows is not None and self._memory_cap.lift(now_ns):
+                self._cap_rows(now_ns)
+                _log.info(
+                    "model %s: batches may have %s rows again", self.name, self._memory_cap.rows or self.batching.max_batch_size
+                )
+            self._decide(now_ns)
         self._tell(ended)
         self._look_around()
+
+    def _cap_rows(self, now_ns: int) -> None:
+        """Let the scheduler go by the cap; what was staged before is put together anew."""
+        if self._offered is not None:
+            self._take_back(self._offered, now_ns)
+        if self._scheduler.staged is not None:
+            self._scheduler.recall(self._scheduler.staged)
+        self._scheduler.cap_rows(self._memory_cap.rows, now_ns)
 
     def _expire(self, tickets: list[Ticket], now_ns: int) -> None:
         for ticket in tickets:
@@ -458,6 +478,11 @@ class Lane:
     def rows_per_second(self) -> float | None:
         """How fast the lane drains while it has a backlog; None before anything was measured."""
         return self._drain_rate.rows_per_second()
+
+    @property
+    def memory_cap_rows(self) -> int | None:
+        """How many rows a batch may have because memory did not suffice for more; None where the settings alone count."""
+        return self._memory_cap.rows
 
     @property
     def restarts(self) -> int:

@@ -65,6 +65,11 @@ def statistics_answer(engine: Engine, name: str | None, version: str | None) -> 
             "expired": stats.expired,
             "cancelled": stats.cancelled,
             "discarded_rows": stats.discarded_rows,
+            "bisections": stats.bisections,
+            "reruns": stats.reruns,
+            "ran_alone": stats.ran_alone,
+            "out_of_memory": stats.out_of_memory,
+            "memory_cap_rows": lane.memory_cap_rows,
             "workers_lost": stats.workers_lost,
             "loop_errors": stats.loop_errors,
         }
