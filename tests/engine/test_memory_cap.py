@@ -1,4 +1,4 @@
-"""The cap on rows after memory ran out: half of what did not fit, doubled for each quiet minute, gone at the settings' own limit."""
+"""The cap on rows after memory ran out: half of what did not fit, doubled for each quiet minute, gone at the settings' limit."""
 
 from shoal.engine.memory_cap import MemoryCap
 
@@ -6,7 +6,7 @@ MINUTE = 60_000_000_000
 
 
 def test_lowered_and_lifted() -> None:
-    """64 rows did not fit: 32; 32 did not: 16; a quiet minute each gives 32, and then none. A second failure of 64 changes nothing."""
+    """64 rows did not fit: 32; 32 did not: 16; a quiet minute each gives 32, and then none. 64 again changes nothing."""
     cap = MemoryCap(64)
     assert cap.rows is None
     assert (cap.lower(64, 0), cap.rows) == (True, 32)
