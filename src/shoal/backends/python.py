@@ -14,7 +14,8 @@ function, or an object that is no class, is shared and must bear being called fr
 Optional attributes: `labels` (output → class labels), `echo_parameters` (bool), `platform` (word for metadata). A parameter named
 `parameters` that is not an input receives one mapping per row: the parameters of that row's request. Input arrays may be changed
 in place, but not kept: their memory is used again for the next batch. An exception fails the requests of the batch (alone, after
-bisection); its integer attribute `http_status`, if there is one, is sent.
+bisection); its integer attribute `http_status`, if there is one, is sent. What is to be done, and may fail, request by request
+goes into methods `decode` and `encode`: see `python_hooks.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from shoal.backends.base import Array
+from shoal.backends.python_hooks import Hooks, Raw
 from shoal.backends.python_import import Source, import_target
 from shoal.backends.python_results import arrange
 from shoal.datatypes import DATATYPES, ModelSpec, TensorSpec
@@ -47,8 +49,9 @@ _NUMPY_NAMES: Final = {str(datatype.numpy): name for name, datatype in DATATYPES
 class PythonBackend:
     """A loaded Python model. Made by `open_python`."""
 
-    def __init__(self, target: str, source: Source, call: Callable[..., Any], spec: ModelSpec) -> None:
+    def __init__(self, target: str, source: Source, call: Callable[..., Any], spec: ModelSpec, hooks: Hooks | None = None) -> None:
         self.spec = spec
+        self.hooks = hooks
         self._target = target
         self._source = source
         self._call = call
@@ -56,7 +59,28 @@ class PythonBackend:
         self._uses_parameters = spec.uses_parameters
 
     def run(self, inputs: Sequence[Array], parameters: Sequence[Mapping[str, Any]] | None = None) -> Sequence[Array]:
-        """Call the model. Its exceptions pass through; a result that does not fit `spec.outputs` raises `ModelFailed`."""
+        """Call the model. Its exceptions pass through; a result that does not fit `spec.outputs` raises `ModelFailed`.
+
+        Where there are hooks the rows are taken for those of one request.
+        """
+        hooks = self.hooks
+        if hooks is None:
+            return self._outputs(inputs, parameters)
+        rows, own = len(inputs[0]), parameters[0] if parameters else None
+        raw = self.infer(hooks.decode(inputs, own), parameters)
+        raw.check(rows)
+        return hooks.encode(raw, 0, rows, own)
+
+    def infer(self, inputs: Sequence[Array], parameters: Sequence[Mapping[str, Any]] | None = None) -> Raw:
+        """Call the model between its hooks: from what is decoded to what is to be encoded, or is the outputs already."""
+        if self.hooks is not None and self.hooks.encodes:
+            return Raw(self._called(inputs, parameters))
+        return Raw(tuple(self._outputs(inputs, parameters)))
+
+    def _outputs(self, inputs: Sequence[Array], parameters: Sequence[Mapping[str, Any]] | None) -> list[Array]:
+        return arrange(self._called(inputs, parameters), self.spec.outputs, inputs)
+
+    def _called(self, inputs: Sequence[Array], parameters: Sequence[Mapping[str, Any]] | None) -> Any:
         # Alone, a request's array may be a view of read-only memory, in company never: the model must not see a difference.
         feed: dict[str, Any] = {
             name: array if array.flags.writeable else array.copy() for name, array in zip(self._names, inputs, strict=True)
@@ -64,18 +88,19 @@ class PythonBackend:
         if self._uses_parameters:
             rows = inputs[0].shape[0]
             feed["parameters"] = [{} for _ in range(rows)] if parameters is None else parameters
-        return arrange(self._call(**feed), self.spec.outputs, inputs)
+        return self._call(**feed)
 
     def clone(self) -> PythonBackend:
         """A new object of the class, loaded; or the same function."""
-        call, spec = _instantiate(self._target, self._source.target)
+        call, spec, hooks = _instantiate(self._target, self._source.target)
         self._source.acquire()
-        return PythonBackend(self._target, self._source, call, spec)
+        return PythonBackend(self._target, self._source, call, spec, hooks)
 
     def close(self) -> None:
         """Drop the object, and with the last instance the module if it came from a file."""
         if self._call is not _closed:
             self._call = _closed
+            self.hooks = None
             self._source.release()
 
 
@@ -83,18 +108,18 @@ def open_python(target: str) -> PythonBackend:
     """Load `path/to/file.py:Class`, `module:Class` or the same with a function. Raises `ConfigError` naming what to change."""
     source = import_target(target)
     try:
-        call, spec = _instantiate(target, source.target)
+        call, spec, hooks = _instantiate(target, source.target)
     except BaseException:
         source.release()
         raise
-    return PythonBackend(target, source, call, spec)
+    return PythonBackend(target, source, call, spec, hooks)
 
 
 def _closed(**feed: Any) -> Any:
     raise RuntimeError("the model is closed")
 
 
-def _instantiate(target: str, found: Any) -> tuple[Callable[..., Any], ModelSpec]:
+def _instantiate(target: str, found: Any) -> tuple[Callable[..., Any], ModelSpec, Hooks | None]:
     model = found
     if inspect.isclass(found):
         try:
@@ -113,7 +138,7 @@ def _instantiate(target: str, found: Any) -> tuple[Callable[..., Any], ModelSpec
     inputs = _tensors(target, model, "inputs")
     outputs = _tensors(target, model, "outputs")
     uses_parameters = _check_signature(target, call, inputs)
-    return call, ModelSpec(
+    spec = ModelSpec(
         platform=_platform(target, model),
         inputs=inputs,
         outputs=outputs,
@@ -121,6 +146,19 @@ def _instantiate(target: str, found: Any) -> tuple[Callable[..., Any], ModelSpec
         echo_parameters=bool(getattr(model, "echo_parameters", False)),
         labels=_labels(target, model, outputs),
     )
+    return call, spec, _hooks(target, model, spec)
+
+
+def _hooks(target: str, model: Any, spec: ModelSpec) -> Hooks | None:
+    decode, encode = getattr(model, "decode", None), getattr(model, "encode", None)
+    for name, hook in (("decode", decode), ("encode", encode)):
+        if hook is not None:
+            if not callable(hook):
+                raise ConfigError(f"{target}: `{name}` must be a method, but is {type(hook).__name__}")
+            _refuse_asynchronous(f"{target}: {name}()", hook)
+    if decode is not None:
+        _check_signature(f"{target}: decode()", decode, spec.inputs)
+    return Hooks(spec, decode, encode) if decode is not None or encode is not None else None
 
 
 def _refuse_asynchronous(target: str, call: Callable[..., Any]) -> None:

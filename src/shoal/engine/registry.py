@@ -26,10 +26,10 @@ from shoal.datatypes import ModelSpec
 from shoal.engine.costs import Cost, load_cost
 from shoal.engine.executor import Pool, ThreadPool
 from shoal.engine.helper_thread import in_thread
+from shoal.engine.hooked_runner import make_runner, refuse_lengths
 from shoal.engine.lane import Lane
 from shoal.engine.length_probe import probe_lengths
 from shoal.engine.local_pools import InlinePool
-from shoal.engine.runner import TensorRunner
 from shoal.errors import NotReady, ShoalError, UnknownModel, UnknownVersion
 from shoal.tensors.length_compile import compile_lengths
 from shoal.tensors.lengths import LengthPlan
@@ -200,7 +200,7 @@ class Engine:
         max_rows = max(1, batching.max_batch_size)
         allowed = batching.allowed_batch_sizes if spec.batchable else ()
         runners = [
-            TensorRunner(backend, max_rows, self._clock, lengths=loaded.lengths, allowed_sizes=allowed)
+            make_runner(backend, max_rows, self._clock, lengths=loaded.lengths, allowed_sizes=allowed)
             for backend in loaded.backends
         ]
         pool: Pool
@@ -343,6 +343,7 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
         cost = None if settings.batching.cost in ("rows", "tokens") else load_cost(settings.batching.cost)
         batching: BatchingSettings = settings.batching
         lengths = compile_lengths(backends[0].spec, batching.lengths)
+        refuse_lengths(name, backends[0], lengths)
         points: tuple[tuple[int, int, int], ...] = ()
         if settings.probe and lengths is not None and lengths.mixes:
             probed = probe_lengths(backends[0], lengths, batching.lengths, batching.max_batch_size, clock)

@@ -20,7 +20,7 @@ from shoal.tensors.padding import Layout, PaddingAssembler, take_apart
 from shoal.tensors.payload import Array, Payload
 from shoal.tensors.scatter import BadElement, make_answer
 
-__all__ = ["TensorRunner"]
+__all__ = ["TensorRunner", "next_allowed", "payload_contents"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +124,43 @@ class TensorRunner:
 
     def _filled_up(self, members: Sequence[Ticket], rows: int) -> Sequence[Member]:
         """The members, and as many repetitions of the last row as the next allowed size takes; none where there is no such size."""
-        sizes = self._allowed_sizes
-        index = bisect_left(sizes, rows)
-        if index == len(sizes) or sizes[index] == rows:
+        missing = next_allowed(self._allowed_sizes, rows) - rows
+        if not missing:
             return members
         last = members[-1]
         filler = _Filler(last.payload, last.start_row + last.rows - 1)
-        return [*members, *[filler] * (sizes[index] - rows)]
+        return [*members, *[filler] * missing]
 
     def contents(self, member: Ticket) -> Contents | None:
         """The rows that the member stands for, their shapes, and the parameters if the model sees them."""
-        payload: Payload = member.payload
-        seen = [repr(payload.row_shapes).encode()]
-        if self._uses_parameters:
-            seen.append(repr(payload.parameters).encode())
-        parts: list[bytes | bytearray | memoryview] = [*seen]
-        own = member.parent or member
-        for data in payload.inputs:
-            if isinstance(data, np.ndarray) and data.dtype.hasobject:
-                rows = data.reshape(own.rows, -1)[member.start_row : member.start_row + member.rows]
-                parts += [item if isinstance(item, bytes) else str(item).encode() for item in rows.reshape(-1).tolist()]
-            else:
-                row_bytes = (data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)) // own.rows
-                parts.append(as_piece(data, member.start_row, member.rows, row_bytes))
-        return parts
+        return payload_contents(member, self._uses_parameters)
 
     def close(self) -> None:
         """Free the model."""
         self._backend.close()
+
+
+def next_allowed(sizes: Sequence[int], rows: int) -> int:
+    """The smallest of `sizes` (rising) that takes so many rows; `rows` itself where there is none."""
+    index = bisect_left(sizes, rows)
+    return rows if index == len(sizes) else sizes[index]
+
+
+def payload_contents(member: Ticket, with_parameters: bool) -> Contents:
+    """The rows that a member stands for, as bytes, and their shapes."""
+    payload: Payload = member.payload
+    parts: list[bytes | bytearray | memoryview] = [repr(payload.row_shapes).encode()]
+    if with_parameters:
+        parts.append(repr(payload.parameters).encode())
+    own = member.parent or member
+    for data in payload.inputs:
+        if isinstance(data, np.ndarray) and data.dtype.hasobject:
+            rows = data.reshape(own.rows, -1)[member.start_row : member.start_row + member.rows]
+            parts += [item if isinstance(item, bytes) else str(item).encode() for item in rows.reshape(-1).tolist()]
+        else:
+            size = len(data) if isinstance(data, bytes | bytearray) else data.nbytes
+            parts.append(as_piece(data, member.start_row, member.rows, size // own.rows))
+    return parts
 
 
 def _owners(members: Sequence[Ticket], bad: Mapping[int, BadElement]) -> dict[int, Exception]:

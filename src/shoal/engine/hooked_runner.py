@@ -1,0 +1,151 @@
+"""The runner for Python models with `decode` or `encode`: both request by request, what is between them for the whole batch.
+
+A hook's exception is its own request's failure: it is left out, and the others go on in the same run. Nothing is run again for it.
+No threads, no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.backends.base import Backend
+from shoal.backends.python import PythonBackend
+from shoal.backends.python_hooks import Hooks, Raw
+from shoal.core.ticket import Ticket
+from shoal.engine.execution import Runner
+from shoal.engine.outcome import Result, is_out_of_memory, model_error
+from shoal.engine.quarantine import Contents
+from shoal.engine.runner import TensorRunner, next_allowed, payload_contents
+from shoal.errors import ConfigError, ModelFailed
+from shoal.tensors.assemble import Assembler, row_parameters
+from shoal.tensors.lengths import LengthPlan
+from shoal.tensors.payload import Array
+from shoal.tensors.scatter import Answer, make_answer
+
+__all__ = ["HookedTensorRunner", "make_runner", "refuse_lengths"]
+
+
+def make_runner(
+    backend: Backend, max_rows: int, clock: Callable[[], int], *, lengths: LengthPlan | None, allowed_sizes: Sequence[int]
+) -> Runner:
+    """The runner that a backend needs."""
+    if isinstance(backend, PythonBackend) and backend.hooks is not None:
+        return HookedTensorRunner(backend, backend.hooks, max_rows, clock, allowed_sizes=allowed_sizes)
+    return TensorRunner(backend, max_rows, clock, lengths=lengths, allowed_sizes=allowed_sizes)
+
+
+def refuse_lengths(name: str, backend: Backend, lengths: LengthPlan | None) -> None:
+    """Raise `ConfigError` for a model with hooks whose rows were to be padded or laid end to end: hooks see rows as they came."""
+    if lengths is not None and lengths.mixes and isinstance(backend, PythonBackend) and backend.hooks is not None:
+        raise ConfigError(
+            f'model "{name}" has decode() or encode(), which work on single requests, so rows of different length are not padded '
+            'for it: take `lengths` out of its settings (or make them "exact"), and bring rows to one length in decode()'
+        )
+
+
+class HookedTensorRunner:
+    """One executor's Python model, its hooks, and the buffers that its batches are gathered in."""
+
+    def __init__(
+        self,
+        backend: PythonBackend,
+        hooks: Hooks,
+        max_rows: int,
+        clock: Callable[[], int],
+        *,
+        allowed_sizes: Sequence[int] = (),
+    ) -> None:
+        self._backend = backend
+        self._hooks = hooks
+        self._spec = backend.spec
+        self._assembler = Assembler(backend.spec, max_rows)
+        self._clock = clock
+        self._allowed_sizes = allowed_sizes
+
+    def run(self, members: Sequence[Ticket]) -> Result:
+        """One call of the model with the rows of all requests that could be decoded. Raises whatever it raises."""
+        clock = self._clock
+        begun_ns = clock()
+        failures: dict[int, Exception] = {}
+        arrays = self._decoded(members, failures)
+        kept = [index for index in range(len(members)) if index not in failures]
+        result = Result(None, 0, 0, 0, failures)
+        answers: list[Any] = [None] * len(members)
+        result.answers = answers
+        result.model_rows = rows = sum([members[index].rows for index in kept])
+        if not kept:
+            return result
+        parameters = row_parameters([members[index] for index in kept]) if self._spec.uses_parameters else None
+        missing = next_allowed(self._allowed_sizes, rows) - rows
+        if missing:
+            arrays = [np.concatenate((array, np.repeat(array[-1:], missing, axis=0))) for array in arrays]
+            if parameters is not None:
+                parameters += [dict(parameters[-1]) for _ in range(missing)]
+            result.tokens, result.padded_tokens = rows, rows + missing
+        ready_ns = clock()
+        raw = self._backend.infer(arrays, parameters)
+        inferred_ns = clock()
+        try:
+            raw.check(rows + missing)
+        except ModelFailed as error:
+            return Result(None, 0, 0, 0, refused=error)
+        first = 0
+        for index in kept:
+            member = members[index]
+            answer = self._encode(raw, first, member.rows, member.payload.parameters)
+            if isinstance(answer, Exception):
+                failures[index] = answer
+            else:
+                answers[index] = answer
+            first += member.rows
+        result.input_ns, result.infer_ns, result.output_ns = ready_ns - begun_ns, inferred_ns - ready_ns, clock() - inferred_ns
+        return result
+
+    def _decoded(self, members: Sequence[Ticket], failures: dict[int, Exception]) -> list[Array]:
+        """What the model is given; requests that cannot be decoded are left out, and noted."""
+        arrays = self._assembler.assemble(members)
+        if not self._hooks.decodes:
+            return arrays
+        decoded: list[list[Array]] = []
+        first = 0
+        for index, member in enumerate(members):
+            own = [array[first : first + member.rows] for array in arrays]
+            first += member.rows
+            pieces = self._decode(own, member.payload.parameters)
+            if isinstance(pieces, Exception):
+                failures[index] = pieces
+            else:
+                decoded.append(pieces)
+        return [np.concatenate(column) for column in zip(*decoded, strict=True)]
+
+    # What is caught is caught where nothing is known of members: the frame that catches lives as long as the exception.
+
+    def _decode(self, own: Sequence[Array], parameters: Mapping[str, Any] | None) -> list[Array] | Exception:
+        try:
+            return self._hooks.decode(own, parameters)
+        except Exception as error:
+            return _own_failure(error)
+
+    def _encode(self, raw: Raw, first: int, rows: int, parameters: Mapping[str, Any] | None) -> Answer | Exception:
+        try:
+            return make_answer(self._spec, self._hooks.encode(raw, first, rows, parameters), rows)
+        except Exception as error:
+            return _own_failure(error)
+
+    def contents(self, member: Ticket) -> Contents | None:
+        """The rows that the member stands for, their shapes, and its parameters, which hooks may see."""
+        return payload_contents(member, with_parameters=True)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._backend.close()
+
+
+def _own_failure(error: Exception) -> Exception:
+    """What a hook raised, as its request's failure. Lack of memory is nobody's, and gets out."""
+    if is_out_of_memory(error):
+        raise error
+    return model_error(error)
