@@ -75,7 +75,7 @@ def share_of_last(waiting: int, executors: int, share: float) -> int:
 class Arrivals:
     """What came lately: the times and rows of the last few thousand requests, and the smoothed rate in rows per nanosecond."""
 
-    __slots__ = ("_epoch_count", "_epoch_ns", "_epochs", "count", "rate_per_ns", "rows", "times_ns")
+    __slots__ = ("_epoch_count", "_epoch_ns", "_epoch_rows", "_epochs", "_rows_ever", "count", "rate_per_ns", "rows", "times_ns")
 
     def __init__(self) -> None:
         self.times_ns: deque[int] = deque(maxlen=_KEPT_ARRIVALS)
@@ -83,25 +83,26 @@ class Arrivals:
         self.count = 0  # since the beginning
         self.rate_per_ns = 0.0
         self._epochs = 0
+        self._rows_ever = 0
         self._epoch_ns = 0
         self._epoch_count = 0
+        self._epoch_rows = 0
 
     def add(self, now_ns: int, rows: int) -> None:
         """One request."""
         self.times_ns.append(now_ns)
         self.rows.append(rows)
         self.count += 1
+        self._rows_ever += rows
 
     def update(self, now_ns: int, single_ns: int) -> None:
         """Bring the rate up to date; `single_ns` is the time of a batch of one row."""
-        came = self.count - self._epoch_count
-        if came < _EPOCH_ARRIVALS or now_ns - self._epoch_ns < _EPOCH_BATCHES * single_ns:
+        if self.count - self._epoch_count < _EPOCH_ARRIVALS or now_ns - self._epoch_ns < _EPOCH_BATCHES * single_ns:
             return
-        recent = min(came, len(self.rows))
-        rows = came if recent > _KEPT_ARRIVALS // 2 else sum(list(self.rows)[-recent:])
         if self._epochs:
-            rate = rows / (now_ns - self._epoch_ns)
+            rate = (self._rows_ever - self._epoch_rows) / (now_ns - self._epoch_ns)
             self.rate_per_ns += max(_RATE_SMOOTHING, 1.0 / self._epochs) * (rate - self.rate_per_ns)
         self._epochs += 1
         self._epoch_ns = now_ns
         self._epoch_count = self.count
+        self._epoch_rows = self._rows_ever
