@@ -283,11 +283,12 @@ class Lane:
                 ended += self._settler.settle(batch, outcome)
                 if outcome.cause is not None:
                     cause, outcome.cause = outcome.cause, None
-                    self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
-                if outcome.oom_rows and self._memory_cap.lower(outcome.oom_rows, done_ns):
-                    self._cap_rows(done_ns)
-                    text = "model %s: memory did not suffice for %d rows; batches have at most %d for now"
-                    _log.warning(text, self.name, outcome.oom_rows, self._memory_cap.rows)
+                    if outcome.oom_rows and self._memory_cap.lower(outcome.oom_rows, done_ns):
+                        self._cap_rows(done_ns)
+                        text = "model %s: memory did not suffice for %d rows; batches have at most %d for now"
+                        _log.warning(text, self.name, outcome.oom_rows, self._memory_cap.rows)
+                    else:
+                        self._quiet.error("model %s raised %s", self.name, type(cause).__name__, error=cause)
             self._drain_rate.record(batch.rows, self._running_rows + self._scheduler.waiting_rows, done_ns)
         if not self._closed:
             now_ns = self._clock()
