@@ -29,7 +29,8 @@ _LEAST_ARRIVALS: Final = 6000  # fewer say little about a P99, and may all lie i
 _CYCLES: Final = 50  # arrivals of at least so many cycles are replayed
 _NEW_WEIGHT: Final = 0.25  # of scores that are smoothed over replays
 _GAIN: Final = 0.02  # by which a rule must be better to be put in force
-_BATCHES_PER_STEP: Final = 16
+_WORK_PER_STEP: Final = 512  # in arrivals; half a millisecond or so
+_WORK_PER_BATCH: Final = 16  # what a batch costs beside its arrivals
 
 
 class Law(NamedTuple):
@@ -57,7 +58,7 @@ def replay(
     heapify(free_ns)
     latencies: list[float] = []
     count = len(times_ns)
-    head = batches = 0
+    head = batches = work = 0
     last_ns = -math.inf
     while head < count:
         now_ns, tail = _start(times_ns, head, rule, free_ns, last_ns, cycle, share, span, objective_ns)
@@ -74,7 +75,9 @@ def replay(
         head += size
         last_ns = now_ns
         batches += 1
-        if not batches % _BATCHES_PER_STEP:
+        work += size + _WORK_PER_BATCH
+        if work >= _WORK_PER_STEP:
+            work = 0
             yield
     return _score(latencies, count, objective_ns)
 
