@@ -133,3 +133,18 @@ def test_a_wrapped_async_function_is_seen_through(model_file: Write) -> None:
     model.inputs = model.outputs = {"x": ("FP32", (4,))}
     """
     assert "async def" in refusal(model_file(source, "model"))
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        ("decode = 3", "`decode` must be a method, but is int"),
+        ("async def encode(self, y): return y", "encode(): is `async def`"),
+        ("def encode(self, y): yield y", "encode(): is a generator"),
+        ("def decode(self, image): return image", "decode(): takes no parameter named x"),
+        ("def decode(self, x, scale): return x", "decode(): needs the parameter `scale`, which is no input"),
+    ],
+)
+def test_hooks_that_cannot_be_called(model_file: Write, hook: str, says: str) -> None:
+    """Found when the model is loaded, not by its first request."""
+    assert says in refusal(model_file(f"class Model:\n    {DECLARED}\n    {hook}\n    def __call__(self, x): return x\n"))

@@ -72,7 +72,10 @@ def execute(
         except BaseException as error:
             search = isolate(members, _let_go(error))
         else:
-            return _outcome(members, result, clock())
+            try:
+                return _outcome(members, result, clock())
+            finally:
+                members = result = ()  # type: ignore[assignment]
     try:
         group = next(search)
         while True:
@@ -90,8 +93,9 @@ def _tried(runner: Runner, group: Sequence[Ticket], passing: tuple[type[BaseExce
     except passing:
         raise
     except BaseException as error:
-        del group
         return _let_go(error)
+    finally:
+        del group
 
 
 async def execute_async(
@@ -104,7 +108,10 @@ async def execute_async(
     else:
         result = await _tried_async(runner, members)
         if isinstance(result, Result):
-            return _outcome(members, result, clock())
+            try:
+                return _outcome(members, result, clock())
+            finally:
+                members = result = ()  # type: ignore[assignment]
         search = isolate(members, result)
         del result
     try:
@@ -127,18 +134,18 @@ async def _tried_async(runner: AsyncRunner, group: Sequence[Ticket]) -> Result |
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        del group
         return _let_go(error)  # something that the function awaited was cancelled, not we
     except BaseException as error:
-        del group
         return _let_go(error)
+    finally:
+        del group
 
 
 def _let_go(error: BaseException) -> BaseException:
     """Empties the frames that an exception came through, except the one that caught it.
 
     They know the members of the batch, who will know the error that they ended with: only the garbage collector would free such a
-    circle, and with it the requests' payloads. For the same reason the functions that catch delete what they know of members.
+    circle, and with it the requests' payloads. For the same reason the functions here delete what they know of members in the end.
     """
     if error.__traceback__ is not None:
         traceback.clear_frames(error.__traceback__.tb_next)

@@ -88,7 +88,13 @@ class _Batch:
             answers[place] = (item,)
         result.answers = answers
         result.model_rows = self._model_rows
+        self.leave()
         return result
+
+    def leave(self) -> None:
+        """Forget everyone: a hook's exception knows the frame that knows this object, and the members will know the exception."""
+        self._members = self._places = self.items = []
+        self._failures = {}
 
 
 def _attempt(hook: Callable[[Any], Any], item: Any) -> Any:
@@ -115,6 +121,7 @@ class HookedRunner:
         clock, call = self._clock, contextvars.Context().run
         begun_ns = clock()
         batch = _Batch(members)
+        del members
         if self._decode is not None:
             batch.keep([call(_attempt, self._decode, item) for item in batch.items])
         if not batch.items:
@@ -126,6 +133,7 @@ class HookedRunner:
         try:
             batch.take(results)
         except ModelFailed as error:
+            batch.leave()
             return Result(None, 0, 0, 0, refused=error)
         if self._encode is not None:
             batch.keep([call(_attempt, self._encode, item) for item in batch.items])
@@ -156,6 +164,7 @@ class AsyncHookedRunner:
         clock = self._clock
         begun_ns = clock()
         batch = _Batch(members)
+        del members
         if self._decode is not None:
             batch.keep(await _attempt_all(self._decode, batch.items))
         if not batch.items:
@@ -167,6 +176,7 @@ class AsyncHookedRunner:
         try:
             batch.take(results)
         except ModelFailed as error:
+            batch.leave()
             return Result(None, 0, 0, 0, refused=error)
         if self._encode is not None:
             batch.keep(await _attempt_all(self._encode, batch.items))

@@ -7,7 +7,8 @@ No threads, no scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from shoal.engine.outcome import Result, is_out_of_memory, model_error
 from shoal.engine.quarantine import Contents
 from shoal.engine.runner import TensorRunner, next_allowed, payload_contents
 from shoal.errors import ConfigError, ModelFailed
-from shoal.tensors.assemble import Assembler, row_parameters
+from shoal.tensors.assemble import Assembler
 from shoal.tensors.lengths import LengthPlan
 from shoal.tensors.payload import Array
 from shoal.tensors.scatter import Answer, make_answer
@@ -46,6 +47,14 @@ def refuse_lengths(name: str, backend: Backend, lengths: LengthPlan | None) -> N
         )
 
 
+class _Request(NamedTuple):
+    """What hooks need of a member, and its place in the batch."""
+
+    place: int
+    rows: int
+    parameters: Mapping[str, Any] | None
+
+
 class HookedTensorRunner:
     """One executor's Python model, its hooks, and the buffers that its batches are gathered in."""
 
@@ -69,59 +78,47 @@ class HookedTensorRunner:
         """One call of the model with the rows of all requests that could be decoded. Raises whatever it raises."""
         clock = self._clock
         begun_ns = clock()
-        failures: dict[int, Exception] = {}
-        arrays = self._decoded(members, failures)
-        kept = [index for index in range(len(members)) if index not in failures]
-        result = Result(None, 0, 0, 0, failures)
-        answers: list[Any] = [None] * len(members)
-        result.answers = answers
-        result.model_rows = rows = sum([members[index].rows for index in kept])
-        if not kept:
-            return result
-        parameters = row_parameters([members[index] for index in kept]) if self._spec.uses_parameters else None
-        missing = next_allowed(self._allowed_sizes, rows) - rows
-        if missing:
-            arrays = [np.concatenate((array, np.repeat(array[-1:], missing, axis=0))) for array in arrays]
-            if parameters is not None:
-                parameters += [dict(parameters[-1]) for _ in range(missing)]
-            result.tokens, result.padded_tokens = rows, rows + missing
-        ready_ns = clock()
-        raw = self._backend.infer(arrays, parameters)
-        inferred_ns = clock()
-        try:
-            raw.check(rows + missing)
-        except ModelFailed as error:
-            return Result(None, 0, 0, 0, refused=error)
-        first = 0
-        for index in kept:
-            member = members[index]
-            answer = self._encode(raw, first, member.rows, member.payload.parameters)
-            if isinstance(answer, Exception):
-                failures[index] = answer
-            else:
-                answers[index] = answer
-            first += member.rows
-        result.input_ns, result.infer_ns, result.output_ns = ready_ns - begun_ns, inferred_ns - ready_ns, clock() - inferred_ns
-        return result
-
-    def _decoded(self, members: Sequence[Ticket], failures: dict[int, Exception]) -> list[Array]:
-        """What the model is given; requests that cannot be decoded are left out, and noted."""
         arrays = self._assembler.assemble(members)
-        if not self._hooks.decodes:
-            return arrays
-        decoded: list[list[Array]] = []
-        first = 0
-        for index, member in enumerate(members):
-            own = [array[first : first + member.rows] for array in arrays]
-            first += member.rows
-            pieces = self._decode(own, member.payload.parameters)
-            if isinstance(pieces, Exception):
-                failures[index] = pieces
-            else:
-                decoded.append(pieces)
-        return [np.concatenate(column) for column in zip(*decoded, strict=True)]
+        requests = [_Request(place, member.rows, member.payload.parameters) for place, member in enumerate(members)]
+        # A hook's exception knows this frame, and those whose failure it is will know the exception: nothing here may know them.
+        del members
+        result = Result(None, 0, 0, 0, {})
+        result.answers = [None] * len(requests)
+        try:
+            if self._hooks.decodes:
+                requests, decoded = _sorted(result, requests, self._decoded(arrays, requests))
+                arrays = [np.concatenate(column) for column in zip(*decoded, strict=True)]
+            result.model_rows = rows = sum([request.rows for request in requests])
+            if not requests:
+                return result
+            parameters = [dict(request.parameters or {}) for request in requests for _ in range(request.rows)]
+            missing = next_allowed(self._allowed_sizes, rows) - rows
+            if missing:
+                arrays = [np.concatenate((array, np.repeat(array[-1:], missing, axis=0))) for array in arrays]
+                parameters += [dict(parameters[-1]) for _ in range(missing)]
+                result.tokens, result.padded_tokens = rows, rows + missing
+            ready_ns = clock()
+            raw = self._backend.infer(arrays, parameters if self._spec.uses_parameters else None)
+            inferred_ns = clock()
+            try:
+                raw.check(rows + missing)
+            except ModelFailed as error:
+                return Result(None, 0, 0, 0, refused=error)
+            requests, answers = _sorted(result, requests, self._encoded(raw, requests))
+            for request, answer in zip(requests, answers, strict=True):
+                result.answers[request.place] = answer
+            result.input_ns, result.infer_ns, result.output_ns = ready_ns - begun_ns, inferred_ns - ready_ns, clock() - inferred_ns
+            return result
+        finally:
+            del result
 
-    # What is caught is caught where nothing is known of members: the frame that catches lives as long as the exception.
+    def _decoded(self, arrays: Sequence[Array], requests: Sequence[_Request]) -> list[Any]:
+        """What the model is given for each request, or why it is not."""
+        ends = accumulate([request.rows for request in requests])
+        return [
+            self._decode([array[end - request.rows : end] for array in arrays], request.parameters)
+            for end, request in zip(ends, requests, strict=True)
+        ]
 
     def _decode(self, own: Sequence[Array], parameters: Mapping[str, Any] | None) -> list[Array] | Exception:
         try:
@@ -129,9 +126,15 @@ class HookedTensorRunner:
         except Exception as error:
             return _own_failure(error)
 
-    def _encode(self, raw: Raw, first: int, rows: int, parameters: Mapping[str, Any] | None) -> Answer | Exception:
+    def _encoded(self, raw: Raw, requests: Sequence[_Request]) -> list[Any]:
+        """What each request is answered, or why it is not."""
+        ends = accumulate([request.rows for request in requests])
+        return [self._encode(raw, end - request.rows, request) for end, request in zip(ends, requests, strict=True)]
+
+    def _encode(self, raw: Raw, first: int, request: _Request) -> Answer | Exception:
         try:
-            return make_answer(self._spec, self._hooks.encode(raw, first, rows, parameters), rows)
+            outputs = self._hooks.encode(raw, first, request.rows, request.parameters)
+            return make_answer(self._spec, outputs, request.rows)
         except Exception as error:
             return _own_failure(error)
 
@@ -149,3 +152,11 @@ def _own_failure(error: Exception) -> Exception:
     if is_out_of_memory(error):
         raise error
     return model_error(error)
+
+
+def _sorted(result: Result, requests: Sequence[_Request], values: Sequence[Any]) -> tuple[list[_Request], list[Any]]:
+    """Those requests that have a value, with it; failures of the others go into the result."""
+    failures = {request.place: value for request, value in zip(requests, values, strict=True) if isinstance(value, Exception)}
+    result.failures = {**(result.failures or {}), **failures}
+    kept = [request for request in requests if request.place not in failures]
+    return kept, [value for value in values if not isinstance(value, Exception)]
