@@ -338,18 +338,19 @@ class Fail(Exception):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("kind", "text"),
     [
-        MemoryError(),
-        OutOfMemoryError("CUDA: tried to allocate 20 GiB"),
-        Fail("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 17179869184"),
-        Fail("[ONNXRuntimeError] : 1 : FAIL : std::bad_alloc"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+        (MemoryError, ""),
+        (OutOfMemoryError, "CUDA: tried to allocate 20 GiB"),
+        (Fail, "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 17179869184"),
+        (Fail, "[ONNXRuntimeError] : 1 : FAIL : std::bad_alloc"),
+        (RuntimeError, "CUDA error: out of memory"),
+        (RuntimeError, "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
     ],
 )
-def test_what_libraries_raise_for_lack_of_memory(error: Exception) -> None:
+def test_what_libraries_raise_for_lack_of_memory(kind: type[Exception], text: str) -> None:
     """By class, by name or by words: halved, and everyone is answered."""
+    error = kind(text)
     assert is_out_of_memory(error)
     outcome = in_threads(Scripted(too_large(3, error)), tickets([1] * 8))
     check_ends(outcome, tickets([1] * 8), set())
