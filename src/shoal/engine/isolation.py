@@ -66,7 +66,7 @@ class _Search:
 
     def isolate(self, cause: BaseException) -> Search:
         count = len(self._members)
-        self._failed(0, count, cause)
+        self._failed(range(count), cause)
         if count > 1:
             yield from self._divide([(0, count, cause)])
         return self._outcome(known=count)
@@ -114,16 +114,12 @@ class _Search:
             if self._reruns > count // 2 + self._patience:
                 parts = [(place, place + 1) for place in range(first, last)]
             for start, stop in parts:
-                if stop - start == 1:
-                    if self._ends[start] is None:
-                        yield from self._try(start, stop)
-                    continue
                 too_many = self._too_many()
-                if too_many and rows_of(self._members[start:stop]) >= too_many:
+                if too_many and stop - start > 1 and rows_of(self._members[start:stop]) >= too_many:
                     failing.append((start, stop, error))
                     continue
                 raised = yield from self._try(start, stop)
-                if raised is not None:
+                if raised is not None and stop - start > 1:
                     failing.append((start, stop, raised))
 
     def _is_broken(self) -> Generator[Sequence[Ticket], Result | BaseException, bool]:
@@ -137,28 +133,33 @@ class _Search:
         return True
 
     def _try(self, first: int, last: int) -> Generator[Sequence[Ticket], Result | BaseException, BaseException | None]:
-        """Run members `first` to `last`; the exception if that failed. Else, or if it is one member, their ends are known."""
-        group = self._members[first:last]
+        """Run those of members `first` to `last` that have not ended; the exception if that failed.
+
+        Else, or if it was one member, their ends are known.
+        """
+        places = [place for place in range(first, last) if self._ends[place] is None]
+        if not places:
+            return None
+        group = [self._members[place] for place in places]
         self._reruns += 1
         tried = yield group
         if isinstance(tried, BaseException):
-            self._failed(first, last, tried)
+            self._failed(places, tried)
             return tried
         self._fitted = max(self._fitted, rows_of(group))
         self._runs += runs_of(group, tried)
-        for place, end in enumerate(ends_of(group, tried), start=first):
-            if self._ends[place] is None:
-                self._ends[place] = end
+        for place, end in zip(places, ends_of(group, tried), strict=True):
+            self._ends[place] = end
         return None
 
-    def _failed(self, first: int, last: int, error: BaseException) -> None:
+    def _failed(self, places: Sequence[int], error: BaseException) -> None:
         if self._cause is None:
             self._cause = error
         if is_out_of_memory(error):
-            self._unfitted.append(rows_of(self._members[first:last]))
-        if last - first == 1:
-            self._alone[first] = error
-            self._ends[first] = model_error(error)
+            self._unfitted.append(rows_of([self._members[place] for place in places]))
+        if len(places) == 1:
+            self._alone[places[0]] = error
+            self._ends[places[0]] = model_error(error)
 
     def _too_many(self) -> int:
         """The fewest rows that memory did not suffice for, and for no other run of so many; 0 if there are none."""
