@@ -211,6 +211,38 @@ def test_hooks_that_cannot_be_used_are_refused_at_once(options: dict[str, Any], 
     Batcher[Any, Any](ticking, decode=decode_later)
 
 
+@pytest.mark.parametrize("way", ["threads", "inline", "async"])
+@pytest.mark.parametrize("hook", ["decode", "encode"])
+def test_lack_of_memory_in_a_hook_is_nobodys_fault(run: Run, way: str, hook: str) -> None:
+    """There is no room for more than two items at a time: the batch is run in halves, and all six are answered."""
+    room = 2
+
+    def model(items: list[int]) -> list[int]:
+        nonlocal room
+        room = 2 if len(items) <= 2 else 0
+        return items
+
+    async def later(items: list[int]) -> list[int]:
+        return model(items)
+
+    def hungry(item: int) -> int:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            room = 2
+            raise MemoryError("no room")
+        return item
+
+    async def main() -> None:
+        function: Any = later if way == "async" else model
+        options: dict[str, Any] = {hook: hungry, "inline": way == "inline"}
+        async with Batcher[Any, Any](function, **options) as batch:
+            assert await asyncio.gather(*[batch(number) for number in range(6)]) == list(range(6))
+            assert batch.stats.out_of_memory > 0 and batch.stats.fail.count == 0
+
+    run(main())
+
+
 # ---------------------------------------------------------------- poison
 
 

@@ -103,3 +103,49 @@ def test_a_failed_piece_moves_nobody_elses_rows(run: Run, begun: bool, reported_
         await lane.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("reported_together", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_offered_batch_that_memory_would_not_take_is_put_together_anew(run: Run, begun: bool, reported_together: bool) -> None:
+    """Four rows do not fit, while four more lie ready: those start two by two, or are halved if somebody has begun them."""
+
+    def model(x: Any) -> Any:
+        if len(x) > 2:
+            raise MemoryError("no room")
+        return 2 * x + 1
+
+    async def main() -> None:
+        clock = ManualClock()
+        pool, endings = HandPool(), Endings()
+        backend = FakeBackend(model)
+        runner = TensorRunner(backend, 4, clock)
+        lane = Lane("m", "1", TAGGED, pool, batching=BatchingSettings(max_batch_size=4), queue=QueueSettings(), clock=clock)
+        tickets = [tagged_ticket([float(value)], endings) for value in range(12)]
+        for ticket in tickets:
+            lane.submit(ticket)
+        lane.poll()
+        first, second = pool.dispatched
+        (offered,) = pool.cell
+        began = pool.cell.pop() if begun else None
+        completions = [
+            Completion(first, execute(runner, first.members, clock), began),
+            Completion(second, execute(runner, second.members, clock), None),
+        ]
+        for completion in [completions] if reported_together else [[one] for one in completions]:
+            pool.on_done(completion)
+            assert violations(lane._scheduler) == []
+        assert lane.memory_cap_rows == 2
+        after = len(backend.calls)
+        running = [offered] if begun else pool.dispatched[2:]
+        while running or pool.cell:
+            batch = running.pop() if running else pool.cell.pop()
+            pool.on_done([Completion(batch, execute(runner, batch.members, clock), None)])
+            assert violations(lane._scheduler) == []
+        sizes = [len(call) for call in backend.calls[after:]]
+        assert sizes == ([4, 2, 2] if begun else [2, 2])
+        assert [answer_values(ticket) for ticket in tickets] == [[2.0 * value + 1] for value in range(12)]
+        assert len(endings.tickets) == 12 and lane.idle
+        await lane.close()
+
+    run(main())

@@ -368,3 +368,13 @@ def test_numpys_own_error_is_one() -> None:
 def test_what_is_not_lack_of_memory(error: Exception) -> None:
     """Other faults, and what a model says to its client on purpose."""
     assert not is_out_of_memory(error)
+
+
+def test_nobody_is_run_again_after_ending() -> None:
+    """While the model seems broken three members are tried alone; the one that is answered then is left out of its group's run."""
+    bad = {0, 7, 11, 12, 13, 14}
+    members, runner = tickets([1] * 15), Scripted(poison(bad))
+    outcome = in_threads(runner, members)
+    check_ends(outcome, members, bad)
+    answered = [number for group in runner.groups if not bad.intersection(group) for number in group]
+    assert sorted(answered) == sorted(set(range(15)) - bad)
