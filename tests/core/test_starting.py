@@ -12,7 +12,7 @@ from shoal.core.ranked_queue import Flow
 from shoal.core.replay import Chooser, Law, replay
 from shoal.core.rules import FOREVER
 from shoal.core.scheduler import Scheduler
-from shoal.core.starting import AT_ONCE, HEADWAY, WINDOWS, Arrivals, cycle_ns, hold_ns, share_of_last
+from shoal.core.starting import AT_ONCE, HEADWAY, Arrivals, StartRule, arms, cycle_ns, hold_ns, share_of_last
 from shoal.core.ticket import Ticket
 
 MS = 1_000_000
@@ -29,18 +29,18 @@ def finish(steps):
 
 
 def test_cycle_hold_and_share():
-    """tau0 = 1 ms at half load: a cycle of 2 ms. The hold grows as fewer are idle, and shrinks with the square of a backlog."""
+    """tau0 = 1 ms at half load: a cycle of 2 ms. The hold grows as fewer are idle, and shrinks with the cube of a backlog."""
     assert cycle_ns(5e-6 * 4, 4, MS, 0.1 * MS) == pytest.approx(2 * MS)
     assert cycle_ns(1.0, 4, MS, 0.1 * MS) == pytest.approx(MS / 0.07)
     full = HEADWAY.headway * 2 * MS / 4
     assert hold_ns(HEADWAY, 1, 4, 2 * MS, 10.0, 10) == pytest.approx(full)
     assert hold_ns(HEADWAY, 3, 4, 2 * MS, 10.0, 10) == pytest.approx(full / 3)
-    assert hold_ns(HEADWAY, 1, 4, 2 * MS, 10.0, 20) == pytest.approx(full / 4)
+    assert hold_ns(HEADWAY, 1, 4, 2 * MS, 10.0, 20) == pytest.approx(full / 8)
     assert hold_ns(HEADWAY, 4, 4, 2 * MS, 10.0, 10) == 0
     assert hold_ns(HEADWAY, 1, 1, 2 * MS, 10.0, 10) == 0
     assert hold_ns(AT_ONCE, 1, 4, 2 * MS, 10.0, 10) == 0
-    assert share_of_last(20, 2, 16.0) == 21  # 16 + √16 + 1.5
-    assert share_of_last(500, 2, 16.0) == 250  # a real backlog: one executor's part of it
+    assert share_of_last(0.7, 20, 2, 16.0) == 20  # 16 + 0.7 √16 + 2
+    assert share_of_last(0.7, 500, 2, 16.0) == 250  # a real backlog: one executor's part of it
 
 
 def held():
@@ -90,17 +90,32 @@ def test_replay_finds_the_window_that_pairs_need():
     """Pairs 0.2 tau0 apart, every 3 tau0, one executor: starting at once runs 1 + 1 (the second waits), a window of ¼ runs 2."""
     times = sorted([*range(0, 900 * MS, 3 * MS), *range(MS // 5, 900 * MS, 3 * MS)])
     at_once = finish(replay(times, AT_ONCE, 1, LAW, FOREVER, 1e-6))
-    window = finish(replay(times, WINDOWS[0], 1, LAW, FOREVER, 1e-6))
+    window = finish(replay(times, StartRule("window 1/4", 0.25), 1, LAW, FOREVER, 1e-6))
     # at once: 1.1 ms, and 0.9 ms of waiting + 1.1 ms; window: 0.25 ms + 1.2 ms, and 0.05 ms + 1.2 ms
     assert at_once == pytest.approx(math.log(2.0 * MS) + 0.5 * math.log(1.55 * MS), abs=1e-6)
     assert window == pytest.approx(math.log(1.45 * MS) + 0.5 * math.log(1.35 * MS), abs=1e-6)
 
 
 def test_replay_counts_what_is_too_late():
-    """An objective of 1.3 ms: at once half of the pairs are given up, which costs 20 times that half."""
+    """An objective of 1.3 ms: at once half of the pairs are given up, which costs 30 times that half."""
     times = sorted([*range(0, 900 * MS, 3 * MS), *range(MS // 5, 900 * MS, 3 * MS)])
     score = finish(replay(times, AT_ONCE, 1, LAW, round(1.3 * MS), 1e-6))
-    assert score == pytest.approx(10.0 + math.log(1.1 * MS) + 0.5 * math.log(1.1 * MS), abs=1e-6)
+    assert score == pytest.approx(15.0 + math.log(1.1 * MS) + 0.5 * math.log(1.1 * MS), abs=1e-6)
+
+
+def test_replay_gives_up_for_the_batch_that_is_taken():
+    """Two executors busy until 1.1 and 1.15 ms; then a cap of two. A batch of three would give up the request of 0.4 ms, one of two
+    does not: with 1.95 ms to answer, all six are in time (1.1, 1.1, 1.9, 1.7, 1.75 and 1.75 ms)."""
+    times = [round(moment * MS) for moment in (0, 0.05, 0.4, 0.6, 0.6, 0.6)]
+    score = finish(replay(times, StartRule("capped", slack=0.0), 2, LAW, round(1.95 * MS), 1e-12))
+    assert score == pytest.approx(math.log(1.9 * MS) + 0.5 * math.log(1.55 * MS), abs=1e-6)
+
+
+def test_arms():
+    """One executor tries no headway; an objective adds rules, and takes none away."""
+    assert not any(rule.headway for rule in arms(1, True))
+    assert set(arms(4, False)) < set(arms(4, True))
+    assert all(len({rule.name for rule in arms(count, True)}) == len(arms(count, True)) for count in (1, 4))
 
 
 def test_the_chooser_puts_the_better_rule_in_force():

@@ -107,5 +107,5 @@ class Composer(Protocol):
         ...
 
     def completed(self, batch: Batch, taken_ns: int) -> None:
-        """A batch has ended, `taken_ns` after it started."""
+        """A batch has ended, `taken_ns` after it started; 0 where that says nothing of other batches."""
         ...

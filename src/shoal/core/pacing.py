@@ -70,9 +70,9 @@ class Pacing:
         """How many rows a batch may take."""
         rule = self.chooser.rule
         limit = self._limit
-        if not rule.capped or idle != 1 or self._executors < 2 or not self._latency.known:
+        if rule.slack is None or idle != 1 or self._executors < 2 or not self._latency.known:
             return limit
-        return min(limit, share_of_last(waiting_rows, self._executors, self._cycle()[1]))
+        return min(limit, share_of_last(rule.slack, waiting_rows, self._executors, self._cycle()[1]))
 
     def started(self, now_ns: int) -> None:
         """A batch has started."""

@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 
 from shoal.core.rules import FOREVER
 from shoal.core.starting import (
-    ARMS_OF_ONE,
-    ARMS_OF_SEVERAL,
     AT_ONCE,
     Arrivals,
     StartRule,
+    arms,
     cycle_ns,
     hold_ns,
     share_of_last,
@@ -27,6 +26,7 @@ from shoal.core.starting import (
 _EVERY_ARRIVALS: Final = 2000
 _LEAST_ARRIVALS: Final = 6000  # fewer say little about a P99, and may all lie in one burst
 _CYCLES: Final = 50  # arrivals of at least so many cycles are replayed
+_LATE_WEIGHT: Final = 30.0
 _NEW_WEIGHT: Final = 0.25  # of scores that are smoothed over replays
 _GAIN: Final = 0.02  # by which a rule must be better to be put in force
 _WORK_PER_STEP: Final = 512  # in arrivals; half a millisecond or so
@@ -47,7 +47,7 @@ def replay(
 ) -> Generator[None, None, float]:
     """The score of one rule on these arrivals (one row each); lower is better. Yields now and then, between batches.
 
-    20 · (1 - share answered in time) + ln P99 + ½ ln mean of the latencies. With an objective (below FOREVER) requests are given up
+    30 · (1 - share answered in time) + ln P99 + ½ ln mean of the latencies. With an objective (below FOREVER) requests are given up
     as early drop does: the batch is the largest that can be answered in time.
     """
     cycle = cycle_ns(rate_per_ns, executors, law.tau0_ns, law.alpha_ns)
@@ -63,12 +63,12 @@ def replay(
     while head < count:
         now_ns, tail = _start(times_ns, head, rule, free_ns, last_ns, cycle, share, span, objective_ns)
         size = min(tail - head, law.limit)
+        if rule.slack is not None and executors > 1 and _idle(free_ns, now_ns) == 1:
+            size = min(size, share_of_last(rule.slack, tail - head, executors, share))
         if objective_ns < FOREVER:
-            head, size = _give_up(times_ns, head, tail, now_ns - objective_ns, span)
+            head, size = _give_up(times_ns, head, tail, size, now_ns - objective_ns, span)
             if not size:
                 continue
-        if rule.capped and executors > 1 and _idle(free_ns, now_ns) == 1:
-            size = min(size, share_of_last(tail - head, executors, share))
         done_ns = now_ns + span[size] * factors[batches % len(factors)]
         latencies += [done_ns - time_ns for time_ns in times_ns[head : head + size]]
         heapreplace(free_ns, done_ns)
@@ -121,9 +121,9 @@ def _idle(free_ns: Sequence[float], now_ns: float) -> int:
     return sum([time_ns <= now_ns for time_ns in free_ns])
 
 
-def _give_up(times_ns: Sequence[int], head: int, tail: int, born_ns: float, span: Sequence[float]) -> tuple[int, int]:
+def _give_up(times_ns: Sequence[int], head: int, tail: int, limit: int, born_ns: float, span: Sequence[float]) -> tuple[int, int]:
     """First arrival in the batch and how many are, so that most are answered in time; `born_ns`: now less the objective."""
-    low, high = 0, min(tail - head, len(span) - 1)
+    low, high = 0, limit
     while low < high:
         middle = (low + high + 1) >> 1
         if times_ns[tail - middle] >= born_ns + span[middle]:
@@ -137,11 +137,11 @@ def _give_up(times_ns: Sequence[int], head: int, tail: int, born_ns: float, span
 
 def _score(latencies: list[float], count: int, objective_ns: int) -> float:
     if not latencies:
-        return 20.0
+        return _LATE_WEIGHT
     latencies.sort()
     in_time = bisect_right(latencies, objective_ns) / count
     p99 = latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))]
-    return 20.0 * (1.0 - in_time) + math.log(p99) + 0.5 * math.log(sum(latencies) / len(latencies))
+    return _LATE_WEIGHT * (1.0 - in_time) + math.log(p99) + 0.5 * math.log(sum(latencies) / len(latencies))
 
 
 class Chooser:
@@ -155,7 +155,7 @@ class Chooser:
     def __init__(self, executors: int, objective_ns: int, *, trying: bool = True, rule: StartRule | None = None) -> None:
         self._executors = executors
         self._objective_ns = objective_ns
-        self._arms = (ARMS_OF_SEVERAL if executors > 1 else ARMS_OF_ONE) if trying else ()
+        self._arms = arms(executors, objective_ns < FOREVER) if trying else ()
         self.rule = rule or AT_ONCE
         self._scores: dict[str, float] = {}
         self._replayed = 0  # arrivals when the last replay began

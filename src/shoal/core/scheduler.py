@@ -569,20 +569,21 @@ class Scheduler:
         self._staged = None
         self._run(batch, now_ns)
 
-    def complete(self, batch: Batch, now_ns: int, *, all_answered: bool = False) -> Sequence[Ticket]:
+    def complete(self, batch: Batch, now_ns: int, *, all_answered: bool = False, typical: bool = True) -> Sequence[Ticket]:
         """A RUNNING batch ended; its executor is free. Members' states are set by the caller (ANSWERED or FAILED).
 
         A member left RUNNING counts as answered and becomes so. Returns the cut tickets that ended by this, each once, in order:
         ANSWERED when the last of its `parts` was, FAILED as soon as one was; parts that still wait are then removed, and what
         comes back of running ones is to be discarded. `all_answered` is the caller's word that it has set no state and that every
-        member was answered, which spares looking. Raises ValueError for a batch that does not run.
+        member was answered, which spares looking. Unless `typical`, the time it took says nothing of other batches (it was run in
+        parts, or not to the end), and is not learned from. Raises ValueError for a batch that does not run.
         """
         if batch not in self._running:
             raise ValueError("only a running batch can be completed")
         self._running.remove(batch)
         self._running_rows -= batch.rows
         batch.state = _B_DONE
-        self._composer.completed(batch, now_ns - batch.started_ns)
+        self._composer.completed(batch, now_ns - batch.started_ns if typical else 0)
         if all_answered and not batch.cut:
             for ticket in batch.members:
                 ticket.state = _ANSWERED

@@ -22,28 +22,31 @@ class StartRule(NamedTuple):
     """When a batch that is not full may start.
 
     `window`: when its oldest member has waited so many times tau0. `headway`: when so many shares of an executor's cycle have
-    passed since the last start; the longer, the fewer executors are idle, and the shorter, the more waits. `capped`: the last idle
-    executor takes no more than its share.
+    passed since the last start; the longer, the fewer executors are idle, and the shorter, the more waits. `slack`: unless None,
+    the last idle executor takes no more than its share and so many standard deviations (of a Poisson stream) of it. `shrink`: the
+    power with which a hold shrinks where more than a share waits.
     """
 
     name: str
     window: float = 0.0
     headway: float = 0.0
-    capped: bool = False
+    slack: float | None = None
+    shrink: float = 3.0
 
 
 AT_ONCE: Final = StartRule("now")
-HEADWAY: Final = StartRule("headway", headway=1.35, capped=True)
-WINDOWS: Final = (StartRule("window 1/4", 0.25), StartRule("window 1/2", 0.5), StartRule("window 1", 1.0))
-ARMS_OF_ONE: Final = (AT_ONCE, *WINDOWS)
-"""The rules that are worth trying with one executor."""
-ARMS_OF_SEVERAL: Final = (
-    AT_ONCE,
-    HEADWAY,
-    StartRule("headway without cap", headway=1.35),
-    *WINDOWS,
-)
-"""The rules that are worth trying with several."""
+HEADWAY: Final = StartRule("headway", headway=1.6, slack=0.7)
+_WINDOWS: Final = (StartRule("window 1/4", 0.25), StartRule("window 1/2", 0.5), StartRule("window 1", 1.0))
+_ARMS_OF_ONE: Final = (AT_ONCE, *_WINDOWS)
+_ARMS_OF_SEVERAL: Final = (AT_ONCE, HEADWAY, StartRule("headway without cap", headway=1.6), *_WINDOWS)
+_ARMS_WITH_OBJECTIVE: Final = (StartRule("headway, small share", headway=1.5, slack=0.3, shrink=5.0), StartRule("window 2", 2.0))
+
+
+def arms(executors: int, objective: bool) -> tuple[StartRule, ...]:
+    """The rules that are worth trying. With an objective late starts in even shares may pay."""
+    if executors < 2:
+        return _ARMS_OF_ONE
+    return _ARMS_OF_SEVERAL + _ARMS_WITH_OBJECTIVE if objective else _ARMS_OF_SEVERAL
 
 
 def cycle_ns(rate_per_ns: float, executors: int, tau0_ns: float, alpha_ns: float) -> float:
@@ -55,18 +58,18 @@ def cycle_ns(rate_per_ns: float, executors: int, tau0_ns: float, alpha_ns: float
 def hold_ns(rule: StartRule, idle: int, executors: int, cycle: float, share: float, waiting: int) -> float:
     """How long after the last start the next may come, by the rule's headway; `idle` executors are free.
 
-    `share` is how many rows come in an executor's share of a cycle. Where more wait the hold shrinks with the square, or a few slow
-    batches would leave a backlog that starts at a fixed distance never work off.
+    `share` is how many rows come in an executor's share of a cycle. Where more wait the hold shrinks with a power of it, or a few
+    slow batches would leave a backlog that starts at a fixed distance never work off.
     """
     if not rule.headway or executors < 2:
         return 0.0
     hold = rule.headway * cycle / executors * (executors - idle) / (executors - 1)
-    return hold * (share / waiting) ** 2 if waiting > share else hold
+    return hold * (share / waiting) ** rule.shrink if waiting > share else hold
 
 
-def share_of_last(waiting: int, executors: int, share: float) -> int:
+def share_of_last(slack: float, waiting: int, executors: int, share: float) -> int:
     """How many rows the last idle executor may take: somewhat more than its share; of a real backlog, one executor's part."""
-    cap = max(1.15 * share, share + math.sqrt(share) + 1.5)
+    cap = max(1.1 * share, share + slack * math.sqrt(share) + 2.0)
     if waiting > _BACKLOG_CAPS * cap:
         cap = max(cap, waiting / executors)  # all of it at once would be one long batch that the others cannot follow evenly
     return int(cap)

@@ -40,11 +40,13 @@ class Settler:
                 stats.bisections += 1
         stats.ran_alone += outcome.apart
         stats.out_of_memory += outcome.oom_runs
-        return self._settle_each(batch, outcome.ends or _answered_all(batch, outcome), outcome.runs, outcome.done_ns)
+        typical = bool(outcome.runs) and outcome.cause is None and not (outcome.reruns or outcome.apart)
+        ends = outcome.ends or _answered_all(batch, outcome)
+        return self._settle_each(batch, ends, outcome.runs, outcome.done_ns, typical=typical)
 
     def settle_failed(self, batch: Batch, error: Exception, now_ns: int) -> Sequence[Ticket]:
         """A batch will not come back: all its members fail with `error`."""
-        return self._settle_each(batch, [error] * len(batch.members), (), now_ns)
+        return self._settle_each(batch, [error] * len(batch.members), (), now_ns, typical=False)
 
     def _settle_whole(self, batch: Batch, outcome: Outcome) -> list[Ticket]:
         """The usual case: every member is whole and answered. The scheduler makes them ANSWERED."""
@@ -69,7 +71,7 @@ class Settler:
             stats.discard(discarded, discarded_rows)
         return members
 
-    def _settle_each(self, batch: Batch, ends: Sequence[End], runs: Sequence[Run], done_ns: int) -> list[Ticket]:
+    def _settle_each(self, batch: Batch, ends: Sequence[End], runs: Sequence[Run], done_ns: int, *, typical: bool) -> list[Ticket]:
         """Members that end differently, or are pieces of larger tickets."""
         stats = self._stats
         stats.executed(runs)
@@ -86,7 +88,7 @@ class Settler:
                 whole.append(ticket)
             elif parent.state >= _ANSWERED:  # cancelled, expired or failed, while this piece of it ran
                 stats.discard(0, ticket.rows)
-        joined = list(self._scheduler.complete(batch, done_ns))
+        joined = list(self._scheduler.complete(batch, done_ns, typical=typical))
         for parent in joined:
             self._join_parts(parent)
         if batch.cut:
