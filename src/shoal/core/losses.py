@@ -6,7 +6,8 @@ Counts only; which tickets are given up is the composer's decision.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from shoal.core.ranked_queue import Flow
@@ -16,7 +17,14 @@ from shoal.core.ticket import Ticket
 _SMOOTHING: Final = 1 / 256  # of the shares, for each ticket
 _HEAVY: Final = 0.05
 _BEHIND: Final = 0.05
+_WORTH_COUNTING: Final = 1e-4  # while less than this is lost nobody is behind
 _MEMORY: Final = 4096  # tickets after which counts are halved
+
+
+def _weight(count: int) -> float:
+    """Of `count` equal values in a row, in a mean smoothed by each."""
+    return 1.0 - (1.0 - _SMOOTHING) ** count
+
 
 View = tuple[Flow, Sequence[int], Sequence[Ticket]]
 
@@ -58,7 +66,8 @@ class Losses:
 
     def served(self, tickets: Sequence[Ticket]) -> None:
         """These have started, in time."""
-        self._count(tickets, 0.0)
+        if self.share >= _WORTH_COUNTING:
+            self._count(tickets, 0.0)
 
     def lost(self, tickets: Sequence[Ticket]) -> None:
         """These were given up."""
@@ -69,14 +78,17 @@ class Losses:
             self._age()
         classes = self._classes
         self._seen += len(tickets)
-        for ticket in tickets:
-            kind = self._class_of(ticket)
+        self.share += _weight(len(tickets)) * (lost - self.share)
+        times = [ticket.due_ns - ticket.accepted_ns for ticket in tickets]
+        kinds: Iterable[Hashable] = [(time_ns * time_ns).bit_length() for time_ns in times]
+        if self._by_tenant:
+            kinds = zip([ticket.tenant for ticket in tickets], kinds, strict=True)
+        for kind, count in Counter(kinds).items():
             figures = classes.get(kind)
             if figures is None:
                 figures = classes[kind] = _Class()
-            figures.seen += 1
-            figures.lost_share += _SMOOTHING * (lost - figures.lost_share)
-            self.share += _SMOOTHING * (lost - self.share)
+            figures.seen += count
+            figures.lost_share += _weight(count) * (lost - figures.lost_share)
 
     def _age(self) -> None:
         """Old counts lose half of their weight; classes of which nothing came for long are forgotten."""

@@ -11,21 +11,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from heapq import nlargest
-from itertools import islice
 from typing import Final
 
 from shoal.core.batch import Batch
 from shoal.core.latency import LatencyModel
 from shoal.core.losses import Losses
 from shoal.core.pacing import Pacing
-from shoal.core.ranked_queue import Band, Flow, RankedQueue, in_order
+from shoal.core.ranked_queue import Band, Flow, RankedQueue, Run, first_rows, in_order
 from shoal.core.rules import FOREVER, Rules
 from shoal.core.selection import best_run, cutoff_of_several, largest_in_time, round_to_allowed
 from shoal.core.ticket import Ticket, TicketState
 
 _WAITING: Final = TicketState.WAITING
 _STAGED: Final = TicketState.STAGED
-_DROPPED: Final = TicketState.DROPPED
 
 View = tuple[Flow, Sequence[int], Sequence[Ticket]]
 """A flow with those of its keys and tickets that may be taken: its own lists, or a selection of one signature."""
@@ -37,7 +35,7 @@ Entry = tuple[Flow, Sequence[Ticket], int]
 class _Draft:
     """A batch being made: its members, and what they come to."""
 
-    __slots__ = ("cost", "due_ns", "longest", "members", "rows", "signature", "stopped", "tokens")
+    __slots__ = ("cost", "due_ns", "longest", "members", "rows", "runs", "signature", "stopped", "tokens")
 
     def __init__(self) -> None:
         self.members: list[Ticket] = []
@@ -47,6 +45,7 @@ class _Draft:
         self.tokens = 0
         self.longest = 0
         self.due_ns = 1 << 64  # the earliest deadline of a member
+        self.runs: list[Run] | None = []  # where the members stand in the queue, if that is known
         self.stopped = ""  # the reason why something that waited was not taken
 
 
@@ -66,6 +65,7 @@ class RankedComposer:
         self._running: dict[Batch, int] = {}  # when each is expected to end
         self._simple_cost = rules.max_cost == FOREVER and not rules.window_rows
         self._unit_cost = rules.cost_unit == "rows"
+        self._by_rows = self._simple_cost and self._unit_cost and not rules.preferred and not rules.allowed
         self._by_work = rules.padded or rules.ragged or not self._unit_cost
         self._work_per_row = 1.0  # of recent batches; for what a batch of so many rows may take
         self._length_now = 0
@@ -171,7 +171,7 @@ class RankedComposer:
         """Choose members, without taking them out."""
         draft = _Draft()
         for band in self.queue.bands:
-            if not band.tickets:
+            if not band.active:
                 continue
             if draft.members:
                 self._fill(draft, band, start_ns, limit, dropping)
@@ -232,27 +232,21 @@ class RankedComposer:
         entries = [(flow, tickets, bisect_left(keys, cutoff_ns) if cutoff_ns else 0) for flow, keys, tickets in views]
         if self._rules.window_rows:
             self._take_like(draft, band, entries, start_ns, limit, bool(cutoff_ns))
-        elif self._simple_cost and self.queue.rows == self.queue.tickets:
+        elif self._by_rows and self.queue.rows == self.queue.tickets:
             self._take_rows(draft, band, entries, limit)
         else:
             self._take_fitting(draft, in_order(band, entries, self._rules), start_ns, limit, bool(cutoff_ns))
 
     def _take_rows(self, draft: _Draft, band: Band, entries: Sequence[Entry], limit: int) -> None:
-        """The usual case: every ticket is one row, and rows are all that counts."""
-        room = max(limit, 1) - draft.rows
-        if len(entries) == 1:
-            _, tickets, first = entries[0]
-            members: Sequence[Ticket] = tickets[first : first + room]
-        else:
-            members = list(islice(in_order(band, entries, self._rules), room))
-        if not members:
-            return
-        draft.members += members
-        draft.rows += len(members)
-        due_ns = min([flow.keys[0] for flow, _, _ in entries]) if self._rules.early_drop else FOREVER
-        if due_ns < FOREVER:
-            due_ns = min([member.due_ns for member in members])
-        draft.due_ns = min(draft.due_ns, due_ns)
+        """The usual case: every ticket is one row, and rows are all that counts. A tenant's rows lie together in the batch."""
+        counts = first_rows(entries, max(limit, 1) - draft.rows)
+        for (flow, tickets, first), count in zip(entries, counts, strict=True):
+            if count:
+                draft.members += tickets[first : first + count]
+                draft.rows += count
+                draft.due_ns = min(draft.due_ns, tickets[first].due_ns)
+                if draft.runs is not None:
+                    draft.runs.append((band, flow, first, count))
 
     def _take_fitting(self, draft: _Draft, tickets: Iterator[Ticket], start_ns: int, limit: int, timed: bool) -> None:
         """Rows and costs of any size: what fits, in order; after the first that does not fit, a few smaller ones may still."""
@@ -279,6 +273,7 @@ class RankedComposer:
                 return
 
     def _add(self, draft: _Draft, ticket: Ticket) -> None:
+        draft.runs = None
         draft.members.append(ticket)
         draft.rows += ticket.rows
         draft.cost += self._rules.cost_of(ticket)
@@ -372,12 +367,8 @@ class RankedComposer:
         return count
 
     def _drop(self, band: Band, flow: Flow, count: int) -> None:
-        """Take a flow's first tickets out for good."""
-        dropped = flow.tickets[:count]
-        del flow.tickets[:count], flow.keys[:count]
-        for ticket in dropped:
-            ticket.state = _DROPPED
-        self.queue.left(band, flow, count, sum([ticket.rows for ticket in dropped]))
+        """Give up a flow's first tickets."""
+        dropped = self.queue.drop(band, flow, count)
         self._dropped += dropped
         self.losses.lost(dropped)
 
@@ -457,7 +448,10 @@ class RankedComposer:
         members = draft.members
         for ticket in members:
             ticket.state = _STAGED
-        self.queue.serve(members)
+        if draft.runs is None or self.queue.mixed:  # mixed: views were selections
+            self.queue.serve(members)
+        else:
+            self.queue.serve_runs(draft.runs)
         if self._rules.single or draft.rows >= self._rules.limit_rows:
             reason = "full"
         elif draft.stopped and reason != "preferred":

@@ -18,6 +18,8 @@ from shoal.core.starting import Arrivals
 from shoal.core.ticket import Ticket, TicketState
 
 _WAITING: Final = TicketState.WAITING
+_STAGED: Final = TicketState.STAGED
+_DROPPED: Final = TicketState.DROPPED
 _SLACK: Final = 64  # dead entries that are put up with before they are swept out
 _OTHERS: Final = object()  # the flow that tenants beyond the bound share
 _DELAYED: Final = 1 << 63  # added to what a delayed ticket is sorted by: behind all others of its flow
@@ -40,24 +42,22 @@ class Flow:
 
 
 class Band:
-    """One level's tickets. `active` are the flows that are not empty; `virtual` is the tag of what was served last."""
+    """One level's tickets. `active` are the flows that are not empty.
 
-    __slots__ = ("active", "flows", "rows", "tickets", "virtual")
+    `virtual` is the tag of what was served last, `furthest` the largest tag of all: where everybody begins once nothing waits.
+    """
+
+    __slots__ = ("active", "flows", "furthest", "virtual")
 
     def __init__(self) -> None:
         self.flows: dict[Hashable, Flow] = {}
         self.active: list[Flow] = []
         self.virtual = 0.0
-        self.tickets = 0
-        self.rows = 0
+        self.furthest = 0.0
 
-    def count_from(self, key: int) -> int:
-        """How many tickets have at least this key."""
-        return sum([len(flow.keys) - bisect_left(flow.keys, key) for flow in self.active])
 
-    def first_key(self) -> int:
-        """The smallest key; FOREVER for an empty band."""
-        return min([flow.keys[0] for flow in self.active], default=FOREVER)
+Run = tuple[Band, Flow, int, int]
+"""Neighbours in a flow: the index of the first, and how many."""
 
 
 class RankedQueue:
@@ -74,9 +74,12 @@ class RankedQueue:
         "_by_deadline",
         "_climbs",
         "_fair",
+        "_juniors",
         "_rules",
         "_seniors",
         "_sequence",
+        "_unseen",
+        "_unwatched",
         "arrivals",
         "bands",
         "mixed",
@@ -98,8 +101,12 @@ class RankedQueue:
         self.arrivals: Arrivals | None = None
         """Where what comes is written down, if anybody wants to know."""
         self._seniors: deque[Ticket] = deque()  # by time of acceptance; some have left
-        self._climbs: list[tuple[int, int, Ticket]] = []  # a heap: when each moves up; some have left, or moved
+        self._juniors: list[deque[Ticket]] = [deque() for _ in range(rules.levels)]  # not moved up yet, by time of acceptance
+        self._climbs: list[tuple[int, int, Ticket]] = []  # a heap: when the others move up again; some have left, or moved
         self._sequence = 0
+        # Staged tickets that were taken for gone, and must be written down again if they come back: no senior, not watched.
+        self._unseen: set[Ticket] = set()
+        self._unwatched: set[Ticket] = set()
 
     # ---------------------------------------------------------------- in and out
 
@@ -113,14 +120,12 @@ class RankedQueue:
         else:
             self.signature = ticket.signature
             self.mixed = False
-            self._seniors.clear()
-            self._climbs.clear()
-        if self.arrivals is not None:
-            self.arrivals.add(ticket.accepted_ns, ticket.rows)
-        seniors = self._seniors
-        seniors.append(ticket)
+        arrivals = self.arrivals
+        if arrivals is not None:
+            arrivals.add(ticket.accepted_ns, ticket.rows)
+        self._seniors.append(ticket)
         if self._aging_ns != FOREVER:
-            self._watch(ticket)
+            self._juniors[ticket.lane].append(ticket)
         self._insert(ticket)
 
     def _insert(self, ticket: Ticket) -> Flow:
@@ -144,11 +149,8 @@ class RankedQueue:
             index = bisect_right(keys, key)
             keys.insert(index, key)
             flow.tickets.insert(index, ticket)
-        rows = ticket.rows
-        band.tickets += 1
-        band.rows += rows
         self.tickets += 1
-        self.rows += rows
+        self.rows += ticket.rows
         return flow
 
     def _open_flow(self, band: Band, tenant: Hashable) -> Flow:
@@ -180,31 +182,67 @@ class RankedQueue:
         raise AssertionError("a waiting ticket is not in its flow")
 
     def forget(self, ticket: Ticket) -> None:
-        """Take a ticket out, wherever it stands."""
+        """Take a ticket out for good, wherever it stands."""
+        self._take_out(ticket)
+        self._trim()
+
+    def _take_out(self, ticket: Ticket) -> None:
         band, flow, index = self._find(ticket)
         del flow.keys[index], flow.tickets[index]
-        self.left(band, flow, 1, ticket.rows)
+        self._left(band, flow, 1, ticket.rows)
 
-    def left(self, band: Band, flow: Flow, tickets: int, rows: int) -> None:
-        """Count tickets that have just been taken out of a flow's lists, and are no longer WAITING if they are gone for good."""
-        band.tickets -= tickets
-        band.rows -= rows
+    def _left(self, band: Band, flow: Flow, tickets: int, rows: int) -> None:
+        """Count tickets that have just been taken out of a flow's lists."""
         self.tickets -= tickets
         self.rows -= rows
         if not flow.keys:
             band.active.remove(flow)
             if not band.active:  # a new round begins: no debts, no lead
-                band.flows.clear()
-                band.virtual = 0.0
+                band.virtual = band.furthest
+
+    def _trim(self) -> None:
+        """Let go of tickets that have left, before they outnumber those that wait by more than a factor."""
         most = 2 * self.tickets + _SLACK
         if len(self._seniors) > most:
-            self._seniors = deque([ticket for ticket in self._seniors if ticket.state is _WAITING])
+            self._seniors = deque([ticket for ticket in self._seniors if ticket.state is _WAITING or ticket.state is _STAGED])
+        if self._aging_ns == FOREVER:
+            return
+        for lane, juniors in enumerate(self._juniors):
+            if len(juniors) > most:
+                self._juniors[lane] = deque([ticket for ticket in juniors if ticket.state is _WAITING or ticket.state is _STAGED])
         if len(self._climbs) > most:
-            self._climbs = [entry for entry in self._climbs if entry[2].state is _WAITING]
+            self._climbs = [entry for entry in self._climbs if entry[2].state in (_WAITING, _STAGED)]
             heapify(self._climbs)
+
+    def drop(self, band: Band, flow: Flow, count: int) -> list[Ticket]:
+        """Take a flow's first tickets out for good, and return them."""
+        dropped = flow.tickets[:count]
+        del flow.tickets[:count], flow.keys[:count]
+        for ticket in dropped:
+            ticket.state = _DROPPED
+        self._left(band, flow, count, sum([ticket.rows for ticket in dropped]))
+        self._trim()
+        return dropped
+
+    def serve_runs(self, runs: Sequence[Run]) -> None:
+        """Take out runs of tickets of one row each, which are to run (STAGED), and charge their tenants."""
+        self._unseen.clear()
+        self._unwatched.clear()
+        for band, flow, first, count in runs:
+            last = first + count
+            del flow.keys[first:last], flow.tickets[first:last]
+            start = flow.start = flow.start + count * flow.share
+            if start > band.furthest:
+                band.furthest = start
+            if start - flow.share > band.virtual:
+                band.virtual = start - flow.share
+            self._left(band, flow, count, count)
+        self._trim()
 
     def serve(self, members: Sequence[Ticket]) -> None:
         """Take out tickets that are to run (STAGED), and charge their tenants; each tenant's are given in the order of its flow."""
+        self._unseen.clear()
+        self._unwatched.clear()
         bands = self.bands
         groups: dict[Flow, list[Ticket]] = {}
         if not self._fair and members[0].lane == members[-1].lane:  # levels come in order, so all are of one
@@ -222,6 +260,7 @@ class RankedQueue:
                     group.append(ticket)
         for flow, group in groups.items():
             self._serve_flow(bands[group[0].lane + 1], flow, group)
+        self._trim()
 
     def _serve_flow(self, band: Band, flow: Flow, group: list[Ticket]) -> None:
         keys, tickets = flow.keys, flow.tickets
@@ -237,31 +276,30 @@ class RankedQueue:
         last = cost_of(group[-1])
         total = sum([cost_of(ticket) for ticket in group])
         flow.start += total * flow.share
+        band.furthest = max(band.furthest, flow.start)
         band.virtual = max(band.virtual, flow.start - last * flow.share)
-        self.left(band, flow, count, sum([ticket.rows for ticket in group]))
+        self._left(band, flow, count, sum([ticket.rows for ticket in group]))
 
     def put_back(self, members: Sequence[Ticket]) -> None:
         """Tickets that were served but have not run wait again, in their old places, and are charged for no longer."""
-        seniors = self._seniors
         if not self.tickets:
-            seniors.clear()
-            self._climbs.clear()
             self.signature = members[0].signature
             self.mixed = False
         elif members[0].signature != self.signature:
             self.mixed = True
-        for ticket in sorted(members, key=lambda member: member.accepted_ns, reverse=True):
-            if not seniors or ticket.accepted_ns <= seniors[0].accepted_ns:
-                seniors.appendleft(ticket)
+        for ticket in sorted(self._unseen.intersection(members), key=lambda member: member.accepted_ns, reverse=True):
+            self._seniors.appendleft(ticket)
+        self._unseen.clear()
         for ticket in members:
-            if self._aging_ns != FOREVER:
+            if ticket in self._unwatched:
                 self._watch(ticket)
             flow = self._insert(ticket)
             flow.start -= self._rules.cost_of(ticket) * flow.share
+        self._unwatched.clear()
 
     def to_delayed(self, ticket: Ticket) -> None:
         """Move a WAITING ticket behind all others of its tenant and level. Once per ticket."""
-        self.forget(ticket)
+        self._take_out(ticket)
         ticket.due_ns += _DELAYED
         self._reinsert(ticket)
 
@@ -285,20 +323,27 @@ class RankedQueue:
     def _watch(self, ticket: Ticket) -> None:
         if ticket.lane < 0:
             return
-        climbs = self._climbs
         self._sequence += 1
-        heappush(climbs, (self._climb_ns(ticket), self._sequence, ticket))
+        heappush(self._climbs, (self._climb_ns(ticket), self._sequence, ticket))
 
     def promote(self, now_ns: int) -> None:
         """Move up whatever has waited long enough."""
+        accepted_ns = now_ns - self._aging_ns
+        for juniors in self._juniors:
+            while juniors and juniors[0].accepted_ns <= accepted_ns:
+                self._climb(juniors.popleft())
         while self._climbs and self._climbs[0][0] <= now_ns:
-            due_ns, _, ticket = heappop(self._climbs)
-            if ticket.state is not _WAITING or ticket.lane < 0 or due_ns != self._climb_ns(ticket):
-                continue
-            self.forget(ticket)
-            ticket.lane -= 1
-            self._reinsert(ticket)
-            self._watch(ticket)
+            self._climb(heappop(self._climbs)[2])
+
+    def _climb(self, ticket: Ticket) -> None:
+        if ticket.state is not _WAITING:
+            if ticket.state is _STAGED:
+                self._unwatched.add(ticket)
+            return
+        self._take_out(ticket)
+        ticket.lane -= 1
+        self._reinsert(ticket)
+        self._watch(ticket)
 
     # ---------------------------------------------------------------- looking
 
@@ -308,18 +353,21 @@ class RankedQueue:
             return FOREVER
         seniors = self._seniors
         while seniors[0].state is not _WAITING:
-            seniors.popleft()
+            ticket = seniors.popleft()
+            if ticket.state is _STAGED:
+                self._unseen.add(ticket)
         return seniors[0].accepted_ns
 
     longest_waiting_ns = oldest_ns
 
     def first_due_ns(self) -> int:
         """The earliest deadline of all; FOREVER or more without one."""
-        return min([band.first_key() for band in self.bands if band.tickets], default=FOREVER)
+        return min([flow.keys[0] for band in self.bands for flow in band.active], default=FOREVER)
 
     def by_level(self) -> list[tuple[int, int]]:
         """Tickets and rows of each level, highest first; those that have waited too long altogether count with the first."""
-        figures = [(band.tickets, band.rows) for band in self.bands]
+        waiting = [[ticket.rows for flow in band.active for ticket in flow.tickets] for band in self.bands]
+        figures = [(len(rows), sum(rows)) for rows in waiting]
         return [(figures[0][0] + figures[1][0], figures[0][1] + figures[1][1]), *figures[2:]]
 
     def __iter__(self) -> Iterator[Ticket]:
@@ -336,8 +384,6 @@ class RankedQueue:
             if {id(flow) for flow in flows} != {id(flow) for flow in band.active} or len(flows) != len(band.active):
                 found.append("the active flows are not those with tickets")
             tickets = [ticket for flow in flows for ticket in flow.tickets]
-            if band.tickets != len(tickets) or band.rows != sum(ticket.rows for ticket in tickets):
-                found.append("a band miscounts")
             if any(flow.keys != [ticket.due_ns for ticket in flow.tickets] or flow.keys != sorted(flow.keys) for flow in flows):
                 found.append("a flow is out of order")
             if any(ticket.lane != lane or ticket.state is not _WAITING for ticket in tickets):
@@ -350,13 +396,41 @@ class RankedQueue:
         times = [ticket.accepted_ns for ticket in self._seniors]
         if times != sorted(times):
             found.append("the seniors are out of order")
-        if self.tickets != sum(band.tickets for band in self.bands) or self.rows != sum(band.rows for band in self.bands):
+        waiting = list(self)
+        if self.tickets != len(waiting) or self.rows != sum(ticket.rows for ticket in waiting):
             found.append("the queue miscounts")
         if not self.mixed and any(ticket.signature != self.signature for ticket in self):
             found.append("the queue is mixed and does not know it")
-        if len(self._seniors) > 2 * self.tickets + 2 * _SLACK or len(self._climbs) > 2 * self.tickets + 2 * _SLACK:
+        watched = [ticket for juniors in self._juniors for ticket in juniors] + [entry[2] for entry in self._climbs]
+        if self._aging_ns != FOREVER and sorted(id(ticket) for ticket in watched if ticket.state is _WAITING) != sorted(
+            id(ticket) for ticket in self if ticket.lane >= 0
+        ):
+            found.append("a ticket's next climb is not watched, or twice")
+        staged = sum(ticket.state is _STAGED for ticket in self._seniors)
+        most = 2 * (self.tickets + staged) + _SLACK
+        if max(len(self._seniors), len(self._climbs), *map(len, self._juniors)) > most:
             found.append("dead tickets pile up in the queue")
         return found
+
+
+def first_rows(entries: Sequence[tuple[Flow, Sequence[Ticket], int]], room: int) -> list[int]:
+    """How many of each entry are among the first `room` that `in_order` yields, where every ticket is one row and costs 1."""
+    left = [len(tickets) - first for _, tickets, first in entries]
+    if len(entries) == 1:
+        return [min(left[0], room)]
+    shares = [flow.share for flow, _, _ in entries]
+    counts = [0] * len(entries)
+    heap = [(flow.start, place) for place, (flow, _, _) in enumerate(entries) if left[place]]
+    heapify(heap)
+    while heap and room:
+        start, place = heap[0]
+        room -= 1
+        counts[place] += 1
+        if counts[place] < left[place]:
+            heapreplace(heap, (start + shares[place], place))
+        else:
+            heappop(heap)
+    return counts
 
 
 def in_order(band: Band, views: Sequence[tuple[Flow, Sequence[Ticket], int]], rules: Rules) -> Iterator[Ticket]:

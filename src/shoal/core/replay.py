@@ -183,7 +183,7 @@ class Chooser:
         cycle = cycle_ns(arrivals.rate_per_ns, self._executors, law.tau0_ns, law.alpha_ns)
         wanted = max(_LEAST_ARRIVALS, int(_CYCLES * arrivals.rate_per_ns * cycle))
         times_ns = list(arrivals.times_ns)[-wanted:]
-        rows = sum(arrivals.rows) / len(arrivals.rows)
+        rows = arrivals.rows_each
         by_request = law._replace(alpha_ns=law.alpha_ns * rows, limit=max(1, int(law.limit / rows)))
         rate = arrivals.rate_per_ns / rows
         scores = self._scores

@@ -80,8 +80,8 @@ class Scheduler:
         self._cap_rows: int | None = None
         self._settings_since_ns = -1
         self._held_then = (0, 0, 0)  # requests, rows and bytes when settings last changed: they may exceed new bounds
-        self._apply(Rules(batching, queue))
         self._draining = False
+        self._apply(Rules(batching, queue))
         self._staged: Batch | None = None
         self._staged_seen = 0  # tickets ever queued when the staged batch was last formed
         self._running: set[Batch] = set()
@@ -114,11 +114,18 @@ class Scheduler:
         composer = RankedComposer(rules, self._latency, self._executors) if ranked else FixedComposer(rules, self._timers)
         self._composer: Composer = composer
         self._queue = composer.queue
-        self._lanes_per_level = 1 if ranked or not rules.delay_expired else 2
+        lanes_per_level = 1 if ranked or not rules.delay_expired else 2
+        # By level as tickets name it: the lane of the queue, its timeout, and whether a ticket's own may be shorter.
+        self._doors: list[tuple[int, int, bool]] = []
+        for level in range(rules.levels + 1):
+            policy = rules.of_level(level)
+            lane = ((level or rules.default_level) - 1) * lanes_per_level
+            self._doors.append((lane, policy.default_timeout_ns, policy.override_timeout))
         # The queue itself where it has one lane and nothing can expire: what the hot path writes to.
         plain = rules.levels == 1 and not rules.delay_expired and rules.default_timeout_ns == FOREVER and not rules.level_bounds
         self._fifo = composer.queue if isinstance(composer, FixedComposer) and plain else None
         self._level_held: list[list[int]] = [[0, 0, 0] for _ in range(rules.levels)] if rules.level_bounds else []
+        self._strict = self._draining or rules.level_bounds or rules.max_cost != FOREVER  # more to ask than the queue's bounds
 
     # ---------------------------------------------------------------- in
 
@@ -180,27 +187,26 @@ class Scheduler:
         if ticket.state is not _NEW:
             return self._submit_reserved(ticket, now_ns)
         if (
-            self._draining
+            self._strict
             or not 0 <= level <= rules.levels
             or not 0 < rows <= rules.limit_rows
             or self._held_requests >= rules.max_requests
             or self._held_rows + rows > rules.max_rows
             or self._held_bytes + size > rules.max_bytes
-            or self._level_held
-            or rules.max_cost != FOREVER
         ):
             refusal = self._refusal(ticket, rows, size, 1)
             if refusal is not None:
                 return self._refuse(ticket, refusal)
         self._admitted += 1
         fifo = self._fifo
-        if fifo is None or ticket.deadline_ns is not None or rows > rules.limit_rows:
-            self._hold(level, 1, rows, size)
-            self._enqueue(ticket, now_ns)
-            return None
         self._held_requests += 1
         self._held_rows += rows
         self._held_bytes += size
+        if fifo is None or ticket.deadline_ns is not None or rows > rules.limit_rows:
+            if self._level_held:
+                self._hold_level(level, 1, rows, size)
+            self._enqueue(ticket, now_ns)
+            return None
         # What `_enqueue` and `WaitQueue.put` come to where nothing can expire and there is one lane: the hot path.
         ticket.state = _WAITING
         ticket.accepted_ns = now_ns
@@ -315,35 +321,30 @@ class Scheduler:
     def _enqueue(self, ticket: Ticket, now_ns: int) -> None:
         """Put a ticket for which room is held into the queue."""
         rules = self._rules
-        queue = self._queue
         self._queued += 1
         ticket.state = _WAITING
         ticket.accepted_ns = now_ns
-        policy = rules.of_level(ticket.level)
-        expiry_ns = policy.default_timeout_ns
+        lane, expiry_ns, override = self._doors[ticket.level]
         if expiry_ns != FOREVER:
             expiry_ns += now_ns
         own_ns = ticket.deadline_ns
-        if own_ns is not None and own_ns < expiry_ns and policy.override_timeout:
+        if own_ns is not None and own_ns < expiry_ns and override:
             expiry_ns = own_ns
         ticket.expiry_ns = expiry_ns
+        ticket.lane = lane
         if expiry_ns != FOREVER:
+            ticket.due_ns = expiry_ns
             self._timers.add(ticket)
-        self._place(ticket, expiry_ns)
+        else:
+            ticket.due_ns = now_ns + rules.objective_ns
         if ticket.rows <= rules.limit_rows or not rules.split:
-            queue.put(ticket)
+            self._queue.put(ticket)
         else:
             parts = cut(ticket, rules.limit_rows)
             ticket.parts = parts
             self._splits[ticket] = Split(len(parts))
             for part in parts:
-                queue.put(part)
-
-    def _place(self, ticket: Ticket, expiry_ns: int) -> None:
-        """Write down what the order goes by."""
-        rules = self._rules
-        ticket.lane = ((ticket.level or rules.default_level) - 1) * self._lanes_per_level
-        ticket.due_ns = expiry_ns if expiry_ns != FOREVER else ticket.accepted_ns + rules.objective_ns
+                self._queue.put(part)
 
     # ---------------------------------------------------------------- early endings
 
@@ -647,7 +648,7 @@ class Scheduler:
 
     def drain(self, now_ns: int) -> None:
         """Refuse whatever comes; send what waits without waiting for windows. A RESERVED ticket may still be submitted."""
-        self._draining = True
+        self._draining = self._strict = True
 
     def think(self, steps: int) -> bool:
         """In adaptive mode: some of the work of finding the best rule for starting; whether there is more to do now.
@@ -679,7 +680,9 @@ class Scheduler:
         for batch in self.running_batches():
             self._composer.started(batch, batch.started_ns)
         for ticket in waiting:
-            self._place(ticket, (ticket.parent or ticket).expiry_ns)
+            expiry_ns = (ticket.parent or ticket).expiry_ns
+            ticket.lane = self._doors[ticket.level][0]
+            ticket.due_ns = expiry_ns if expiry_ns != FOREVER else ticket.accepted_ns + rules.objective_ns
             self._queue.put(ticket)
             if ticket in delayed and rules.of_level(ticket.level).delay_expired:
                 self._queue.to_delayed(ticket)

@@ -76,15 +76,25 @@ def share_of_last(slack: float, waiting: int, executors: int, share: float) -> i
 
 
 class Arrivals:
-    """What came lately: the times and rows of the last few thousand requests, and the smoothed rate in rows per nanosecond."""
+    """What came lately: the times of the last few thousand requests, the smoothed rate in rows per nanosecond, rows per request."""
 
-    __slots__ = ("_epoch_count", "_epoch_ns", "_epoch_rows", "_epochs", "_rows_ever", "count", "rate_per_ns", "rows", "times_ns")
+    __slots__ = (
+        "_epoch_count",
+        "_epoch_ns",
+        "_epoch_rows",
+        "_epochs",
+        "_rows_ever",
+        "count",
+        "rate_per_ns",
+        "rows_each",
+        "times_ns",
+    )
 
     def __init__(self) -> None:
         self.times_ns: deque[int] = deque(maxlen=_KEPT_ARRIVALS)
-        self.rows: deque[int] = deque(maxlen=_KEPT_ARRIVALS)
         self.count = 0  # since the beginning
         self.rate_per_ns = 0.0
+        self.rows_each = 1.0
         self._epochs = 0
         self._rows_ever = 0
         self._epoch_ns = 0
@@ -94,7 +104,6 @@ class Arrivals:
     def add(self, now_ns: int, rows: int) -> None:
         """One request."""
         self.times_ns.append(now_ns)
-        self.rows.append(rows)
         self.count += 1
         self._rows_ever += rows
 
@@ -103,8 +112,10 @@ class Arrivals:
         if self.count - self._epoch_count < _EPOCH_ARRIVALS or now_ns - self._epoch_ns < _EPOCH_BATCHES * single_ns:
             return
         if self._epochs:
-            rate = (self._rows_ever - self._epoch_rows) / (now_ns - self._epoch_ns)
-            self.rate_per_ns += max(_RATE_SMOOTHING, 1.0 / self._epochs) * (rate - self.rate_per_ns)
+            rows = self._rows_ever - self._epoch_rows
+            weight = max(_RATE_SMOOTHING, 1.0 / self._epochs)
+            self.rate_per_ns += weight * (rows / (now_ns - self._epoch_ns) - self.rate_per_ns)
+            self.rows_each += weight * (rows / (self.count - self._epoch_count) - self.rows_each)
         self._epochs += 1
         self._epoch_ns = now_ns
         self._epoch_count = self.count

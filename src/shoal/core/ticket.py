@@ -47,7 +47,6 @@ class Ticket:
     # Seldom other than this. Kept out of every ticket's memory and construction, which are on the hot path.
     length: int = 0
     cost: float = 0
-    lane: int = 0
     parts: list[Ticket] | None = None
     parent: Ticket | None = None
     start_row: int = 0
@@ -61,6 +60,7 @@ class Ticket:
         "deadline_ns",
         "due_ns",
         "expiry_ns",
+        "lane",
         "level",
         "on_end",
         "owner",
@@ -97,6 +97,7 @@ class Ticket:
         self.accepted_ns = 0
         self.expiry_ns = FOREVER
         self.due_ns = FOREVER
+        self.lane = 0
         self.answer: Any = None
         self.answer_row = 0
 
