@@ -89,7 +89,7 @@ def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     (line,) = message_of('[models.m]\npath = "m.onnx"\nzzz = 1\n')
     assert line == (
         "shoal.toml, line 3: [models.m] has no setting `zzz`; it may have `batching`, `execution`, `instances`, `path`, "
-        "`probe`, `queue`, `stage`, `threads`, `version`"
+        "`probe`, `profile`, `queue`, `stage`, `threads`, `version`"
     )
 
 

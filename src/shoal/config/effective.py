@@ -36,7 +36,9 @@ def model_lines(name: str, model: ModelSettings) -> list[str]:
     where = f"{_EXECUTION[model.execution]}, {model.instances} instance{_s(model.instances)}"
     return [
         f"model {name} (version {model.version}): {source}",
-        f"  execution  {where}, threads each: {threads}, {staged}" + ("" if model.probe else ", load-time probe off"),
+        f"  execution  {where}, threads each: {threads}, {staged}"
+        + ("" if model.probe else ", load-time probe off")
+        + {"read": "", "keep": ", profile kept", "off": ", profile ignored"}[model.profile],
         f"  batching   {_batching(model.batching)}",
         f"  queue      {_queue(model.queue)}",
         f"  deadlines  {_deadlines(model.queue)}",

@@ -142,7 +142,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     same time; each may have one further batch `staged`. `threads` is the intra-op thread count of each instance (None: the
     CPU budget shared out). `execution`: `thread` runs batches in executor threads; `inline` on the event loop itself, which stands
     still meanwhile; `auto` takes the loop only for a model whose largest batch takes less time than handing it over would.
-    `probe` runs the load-time batching checks.
+    `probe` runs the load-time batching checks. `profile`: batch times that were learned are kept in a small file next to the model
+    when it is unloaded (`keep`), and are what the next server begins with (`keep`, `read`).
     """
 
     path: str
@@ -152,6 +153,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     stage: bool = True
     execution: Literal["auto", "thread", "inline"] = "auto"
     probe: bool = True
+    profile: Literal["read", "keep", "off"] = "read"
     batching: BatchingSettings = BatchingSettings()
     queue: QueueSettings = QueueSettings()
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from shoal.core.batch import Batch
 from shoal.core.expiry import ExpiryTimers
+from shoal.core.latency import LatencyModel
 from shoal.core.policy import FixedWindow, Plan
 from shoal.core.queue import WaitQueue
 from shoal.core.rules import FOREVER, Rules
@@ -17,16 +18,19 @@ from shoal.core.ticket import Ticket, TicketState
 
 _WAITING: Final = TicketState.WAITING
 _LASTING: Final = frozenset({"idle", "delay", "drain", "deadline", "full"})  # reasons that more tickets cannot take away
+_OBSERVED_EVERY: Final = 8  # batches; nothing here goes by the model of time, so it need not cost each of them
 _NONE_DROPPED: Final[list[Ticket]] = []
 
 
 class FixedComposer:
     """Triton's rules on a `WaitQueue`. Costs: O(1) to decide in the usual case, O(members) to compose."""
 
-    __slots__ = ("_policy", "_rules", "_timers", "queue", "service_ns")
+    __slots__ = ("_batches", "_latency", "_policy", "_rules", "_timers", "queue", "service_ns")
 
-    def __init__(self, rules: Rules, timers: ExpiryTimers) -> None:
+    def __init__(self, rules: Rules, timers: ExpiryTimers, latency: LatencyModel) -> None:
         self._rules = rules
+        self._latency = latency
+        self._batches = 0
         self._timers = timers
         self._policy = FixedWindow(rules)
         self.queue = WaitQueue(rules.levels, rules.delay_expired)
@@ -119,3 +123,6 @@ class FixedComposer:
         """See `Composer`."""
         decayed_ns = self.service_ns - (self.service_ns >> 5)
         self.service_ns = max(taken_ns, decayed_ns, 1)
+        self._batches += 1
+        if not self._batches % _OBSERVED_EVERY:
+            self._latency.observe(batch.rows, 0, taken_ns)

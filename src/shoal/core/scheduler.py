@@ -111,8 +111,10 @@ class Scheduler:
         """Begin to go by these rules, with an empty queue."""
         self._rules = rules
         ranked = rules.ranked
-        composer = RankedComposer(rules, self._latency, self._executors) if ranked else FixedComposer(rules, self._timers)
-        self._composer: Composer = composer
+        composer: Composer = (
+            RankedComposer(rules, self._latency, self._executors) if ranked else FixedComposer(rules, self._timers, self._latency)
+        )
+        self._composer = composer
         self._queue = composer.queue
         lanes_per_level = 1 if ranked or not rules.delay_expired else 2
         # By level as tickets name it: the lane of the queue, its timeout, and whether a ticket's own may be shorter.

@@ -92,7 +92,9 @@ class Lane:
         self._pool = pool
         self._clock = clock
         self._loop = loop = asyncio.get_running_loop()
-        self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=stage and pool.can_stage, latency=latency)
+        self.latency = latency if latency is not None else LatencyModel(margin_sigmas=batching.margin_sigmas)
+        staged = stage and pool.can_stage
+        self._scheduler = Scheduler(batching, queue, executors=pool.size, stage=staged, latency=self.latency)
         self._cost = cost
         self._thinking: asyncio.TimerHandle | None = None
         self._adaptive = batching.mode == "adaptive"

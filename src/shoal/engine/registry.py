@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +31,7 @@ from shoal.engine.hooked_runner import make_runner, refuse_lengths
 from shoal.engine.lane import Lane
 from shoal.engine.length_probe import probe_lengths
 from shoal.engine.local_pools import InlinePool
+from shoal.engine.profile import fingerprint, keep_profile, profile_path, read_profile
 from shoal.errors import NotReady, ShoalError, UnknownModel, UnknownVersion
 from shoal.tensors.length_compile import compile_lengths
 from shoal.tensors.lengths import LengthPlan
@@ -79,13 +81,19 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the helper thread brings back: one backend for each instance."""
+    """What the helper thread brings back: one backend for each instance.
+
+    `points` are (work, longest row, nanoseconds) of batches that were tried with lengths. `profile` is where the batch times are
+    kept, with their fingerprint, and `kept` what was found there.
+    """
 
     backends: list[Backend]
     report: ProbeReport | None
     cost: Cost | None = None
     lengths: LengthPlan | None = None
     points: tuple[tuple[int, int, int], ...] = ()
+    profile: tuple[Path, dict[str, Any]] | None = None
+    kept: LatencyModel | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -121,6 +129,7 @@ class Engine:
         self._models: dict[tuple[str, str], ModelStatus] = {}
         self._ready: dict[tuple[str, str | None], Lane] = {}
         self._planned: dict[str, int] = {}
+        self._profiles: dict[Lane, tuple[Path, dict[str, Any]]] = {}  # where batch times are kept when the lane is closed
         self.draining = False
         self.epoch = 0  # changes whenever `lane` may answer differently; lets callers keep what they have looked up
 
@@ -169,6 +178,8 @@ class Engine:
         old = status.lane
         inline = self._inline or _runs_inline(settings, loaded)
         lane = self._make_lane(name, settings, loaded, inline)
+        if settings.profile == "keep" and loaded.profile is not None:
+            self._profiles[lane] = loaded.profile
         status.inline = inline
         status.settings, status.threads, status.lane, status.probe = settings, threads, lane, loaded.report
         status.state, status.reason = ModelState.READY, ""
@@ -183,7 +194,7 @@ class Engine:
         _log.info("model %s version %s is ready after %.1f s", name, settings.version, (self._clock() - begun_ns) / 1e9)
         if old is not None:
             await old.drain()
-            await old.close()
+            await self._close(old)
         return status
 
     def _failed(self, status: ModelStatus, reason: str) -> None:
@@ -236,7 +247,7 @@ class Engine:
                 status.state, status.reason = ModelState.UNLOADING, "it is being unloaded"
                 self._index()
                 await lane.drain()
-                await lane.close()
+                await self._close(lane)
             status.lane = None
             status.state, status.reason = ModelState.UNAVAILABLE, "unloaded"
             self._index()
@@ -249,6 +260,15 @@ class Engine:
                 ready[status.name, status.version] = ready[status.name, None] = status.lane
         self._ready = ready
         self.epoch += 1
+
+    async def _close(self, lane: Lane, grace_seconds: float = 5.0) -> bool:
+        closed = await lane.close(grace_seconds)
+        profile = self._profiles.pop(lane, None)
+        if profile is not None and lane.latency.batches >= _LEAST_KEPT:
+            path, wanted = profile
+            if await in_thread("shoal-profile", lambda: keep_profile(path, wanted, lane.latency), discard=lambda _: None):
+                _log.info("model %s: what was learned of its batch times is kept in %s", lane.name, path)
+        return closed
 
     # ---------------------------------------------------------------- looking up
 
@@ -328,10 +348,13 @@ class Engine:
         lanes = [status.lane for status in self._models.values() if status.lane is not None]
         self._ready = {}
         self.epoch += 1
-        closed = await asyncio.gather(*[lane.close(grace_seconds) for lane in lanes])
+        closed = await asyncio.gather(*[self._close(lane, grace_seconds) for lane in lanes])
         for status in self._models.values():
             status.state, status.reason, status.lane = ModelState.UNAVAILABLE, "the server is shutting down", None
         return all(closed)
+
+
+_LEAST_KEPT: Final = 20  # batches; what was learned of fewer is not worth keeping
 
 
 def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], int]) -> _Loaded:
@@ -357,11 +380,27 @@ def _open(name: str, settings: ModelSettings, threads: int, clock: Callable[[], 
     except BaseException:
         loaded.close()
         raise
-    return _Loaded(backends, report, cost, lengths, points)
+    profile, kept = _profile(settings, threads)
+    return _Loaded(backends, report, cost, lengths, points, profile, kept)
+
+
+def _profile(settings: ModelSettings, threads: int) -> tuple[tuple[Path, dict[str, Any]] | None, LatencyModel | None]:
+    """Where the model's profile belongs, and the batch times that lie there."""
+    path = None if settings.profile == "off" else profile_path(settings.path)
+    if path is None or (settings.profile == "read" and not path.exists()):
+        return None, None
+    try:
+        wanted = fingerprint(settings, threads)
+    except OSError as error:
+        _log.warning("profile %s: the model cannot be read: %s", path, error.strerror or error)
+        return None, None
+    return (path, wanted), read_profile(path, wanted, margin_sigmas=settings.batching.margin_sigmas)
 
 
 def _first_latency(settings: ModelSettings, loaded: _Loaded) -> LatencyModel:
-    """What is known of the model's batch times before it has served: the batches that the probe tried."""
+    """What is known of the model's batch times before it has served: what an earlier server learned, or what the probe tried."""
+    if loaded.kept is not None:
+        return loaded.kept
     latency = LatencyModel(margin_sigmas=settings.batching.margin_sigmas)
     if loaded.report is None or settings.batching.cost not in ("rows", "tokens"):
         return latency
