@@ -7,6 +7,7 @@ import pytest
 
 from shoal.cli.simulate import main
 from shoal.sim.closed_forms import no_batching
+from shoal.sim.simulator import max_min_shares
 
 BASE = ["--tau0-ms", "1.8874", "--alpha-ms", "0.1438", "--rate-per-s", "200"]
 KEYS = [
@@ -151,3 +152,24 @@ def test_comparison_as_table_and_picture(capsys, tmp_path):
     assert set(names[1:]) <= set(texts)
     assert main([*BASE, "--requests", "10", "--compare", "--plot", str(tmp_path / "no" / "x.svg")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_fair_shares_by_weight():
+    """Who wants little gets it; the rest goes by weight. 100 for wants of 10, 90 and 90 with weights 1, 1 and 2."""
+    assert max_min_shares({"a": 10.0, "b": 90.0, "c": 90.0}, {"c": 2.0}, 100.0) == {"a": 10.0, "c": 60.0, "b": 30.0}
+    assert max_min_shares({"a": 1.0, "b": 2.0}, {}, 100.0) == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(("rate", "weighted"), [("3000", True), ("10000", True), ("10000", False)])
+def test_fairness_is_about_fair_shares(capsys, rate, weighted):
+    """With and without overload, whatever they send and weigh, fair queueing gives tenants the same part of their fair share."""
+    tenants = "a:1:0.5,b:3:0.5" if weighted else "a:1:0.9,b:9:0.1"
+    options = ["--rate-per-s", rate, "--max-batch-size", "32", "--requests", "8000", "--tenants", tenants, "--json"]
+    assert main([*BASE, *options, "--mode", "adaptive", "--slo-ms", "12"]) == 0
+    assert json.loads(capsys.readouterr().out)["fairness"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_steps_make_batches_slower(capsys):
+    """With steps of 16 rows a lone request takes as long as 16: 1.8874 + 16 · 0.1438 ms."""
+    assert main([*BASE, "--rate-per-s", "1", "--requests", "50", "--step-rows", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mean_ms"] == pytest.approx(1.8874 + 16 * 0.1438, rel=0.01)

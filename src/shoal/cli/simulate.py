@@ -150,6 +150,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-batch-tokens", type=_integer(1, big), default=None, help="with lengths: padded tokens per batch (default: no bound)")
     add("--burst", type=_burst, default=None, help="fanout:N (N requests at once), or onoff:ON_MS:OFF_MS (as --arrivals onoff)")
     add("--slow-share", type=_number(0), default=0.0, help="share of the batches that take three times as long (default: 0)")
+    add("--step-rows", type=_integer(1, big), default=1, help="batch times rise in steps of so many rows (default: 1, a line)")
     add("--compare", action="store_true", help="try no batching, several windows and the adaptive mode on the same arrivals")
     add("--plot", default=None, metavar="FILE.svg", help="with --compare: draw the figures")
     add("--json", action="store_true", help="print one JSON object")
@@ -272,6 +273,7 @@ def _laws(options: argparse.Namespace) -> dict[str, Any]:
         "alpha_ns": options.alpha_ms * 1e6,
         "noise": options.noise,
         "slow_share": options.slow_share,
+        "step_rows": options.step_rows,
         "seed": options.seed,
     }
 

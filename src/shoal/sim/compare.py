@@ -16,6 +16,7 @@ _WIDTH: Final = 720
 _BAR: Final = 14
 _ROW: Final = 46
 _LEFT: Final = 150
+_MOST_TIMES: Final = 8
 _COLOURS: Final = ("#3b7dd8", "#d9822b", "#4c9f70")
 
 
@@ -80,8 +81,12 @@ def table(figures: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def svg(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """P50 and P99 of each policy as bars, and beside them the share that was answered in time where there is an objective."""
-    longest = max((row["p99_ms"] for row in figures.values()), default=0.0) or 1.0
+    """P50 and P99 of each policy as bars, and beside them the share that was answered in time where there is an objective.
+
+    A policy that collapses would make all others too short to be told apart, so bars over eight times the best P99 are cut short.
+    """
+    best = min((row["p99_ms"] for row in figures.values() if row["p99_ms"]), default=1.0)
+    longest = max((row["p99_ms"] for row in figures.values() if row["p99_ms"] <= _MOST_TIMES * best), default=1.0) or 1.0
     with_share = all("in_time_share" in row for row in figures.values())
     height = 40 + _ROW * len(figures)
     room = _WIDTH - _LEFT - 110
@@ -103,8 +108,11 @@ def svg(figures: Mapping[str, Mapping[str, float]]) -> str:
         thickness = _BAR if len(bars) == 2 else _BAR - 2
         for index, (part, label) in enumerate(bars):
             y = top + index * (thickness + 1)
-            width = max(1.0, part * room)
+            width = min(max(1.0, part * room), float(room))
             parts.append(f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{thickness}" fill="{_COLOURS[index]}"/>')
+            if part > 1.0 + 1e-9:
+                cut = f"M{_LEFT + width - 22:.1f} {y + thickness} l6 -{thickness} h5 l-6 {thickness} z"
+                parts.append(f'<path d="{cut}" fill="#ffffff"/>')
             parts.append(f'<text x="{_LEFT + width + 5:.1f}" y="{y + thickness - 2}">{label}</text>')
     return "\n".join([*parts, "</svg>", ""])
 

@@ -5,7 +5,7 @@ It decides nothing by itself. Events at one instant come in this order: completi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -142,17 +142,25 @@ class SimulationResult:
         span_ns = int(arrivals_ns[-1] - arrivals_ns[0]) if arrivals_ns.size > 1 else 0
         return float(np.count_nonzero(self.in_time(objective_ns))) / span_ns * 1e9 if span_ns else 0.0
 
-    def fairness(self, weights: dict[Hashable, float]) -> float:
-        """Jain's index over the tenants' rows that were served divided by their weights (1 where not given): 1 is even."""
+    def fairness(self, weights: Mapping[Hashable, float]) -> float:
+        """Jain's index over what each tenant got of its fair share: 1 if all got the same part of it, 1/n if one got everything.
+
+        Of the rows answered before the last request came, a tenant's fair share is what it sent if that is little, and otherwise
+        goes by its weight (1 where not given): the weighted max-min shares.
+        """
+        sent: dict[Hashable, float] = {}
         served: dict[Hashable, float] = {}
         rows = self.requests.rows
+        arrivals_ns = self.arrivals_ns
+        in_time = (self.outcome_ns >= 0) & (arrivals_ns + self.outcome_ns <= arrivals_ns[-1:])
         for index, tenant in enumerate(self.requests.tenants or ()):
-            own = served.setdefault(tenant, 0.0)
-            if self.outcome_ns[index] >= 0:
-                served[tenant] = own + (1.0 if rows is None else float(rows[index]))
-        shares = [amount / weights.get(tenant, 1.0) for tenant, amount in served.items()]
-        squares = sum(share * share for share in shares)
-        return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+            own = 1.0 if rows is None else float(rows[index])
+            sent[tenant] = sent.get(tenant, 0.0) + own
+            served[tenant] = served.get(tenant, 0.0) + (own if in_time[index] else 0.0)
+        fair = max_min_shares(sent, weights, sum(served.values()))
+        parts = [served[tenant] / share for tenant, share in fair.items() if share]
+        squares = sum(part * part for part in parts)
+        return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
 
     def summary(self) -> dict[str, float]:
         """The figures that `shoal simulate` prints; latencies are 0 if nothing was served. Percentiles are of the served."""
@@ -173,6 +181,19 @@ class SimulationResult:
             "busy_fraction": self.busy_fraction,
             "padding_factor": self.padding_factor,
         }
+
+
+def max_min_shares(wanted: Mapping[Hashable, float], weights: Mapping[Hashable, float], capacity: float) -> dict[Hashable, float]:
+    """A capacity shared fairly by weight (1 where not given): nobody gets more than wanted, what is left goes to the others."""
+    shares: dict[Hashable, float] = {}
+    order = sorted(wanted, key=lambda tenant: wanted[tenant] / weights.get(tenant, 1.0))
+    weight = sum(weights.get(tenant, 1.0) for tenant in wanted)
+    for tenant in order:
+        own = weights.get(tenant, 1.0)
+        shares[tenant] = min(wanted[tenant], capacity * own / weight)
+        capacity -= shares[tenant]
+        weight -= own
+    return shares
 
 
 def simulate(
